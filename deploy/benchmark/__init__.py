@@ -1,0 +1,1 @@
+"""Benchmark: task folders and the runner that scores a checkpoint on them."""

@@ -1,0 +1,1 @@
+"""Harness: tools, sandbox, agent loop and session runner, the same in production, simulation and benchmark."""

@@ -1,0 +1,1 @@
+"""Release: the ledger, the gate, promotion and rollback."""

@@ -1,0 +1,1 @@
+"""Events in: what happened in agents' sessions, from clients and transcripts to a Kafka topic."""

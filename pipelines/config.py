@@ -1,0 +1,150 @@
+"""How Tidegate is configured: one TOML file an environment, `--set` overrides, secrets only from the environment.
+
+Each stage owns its sections as pydantic models and extends the tree of the stage it imports from, so the tree grows in the
+direction of the imports: `PipelinesConfig` < `SignalsConfig` < `TrainerConfig` < `deploy.config.Config`. A stage that runs
+alone reads the same file and ignores the sections of the stages after it; inside a known section an unknown key is an error.
+
+Takes: a TOML path and overrides. Gives: a frozen tree and its digest. Leaves out: what the values mean.
+"""
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipelines.errors import ConfigError
+
+
+class Section(BaseModel):
+    """A closed, frozen group of settings."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+
+class KafkaConfig(Section):
+    """Where events go."""
+
+    bootstrap_servers: str = ""
+    """Comma-separated host:port; empty means the embedded broker of this deployment."""
+    topic: str = "session-events"
+    partitions: int = Field(default=4, ge=1)
+    replication: int = Field(default=1, ge=1)
+    retention_hours: int = Field(default=168, ge=1)
+    max_event_bytes: int = Field(default=1_000_000, ge=1_000)
+    """Larger events are spooled to quarantine with reason `oversized`, never sent."""
+    buffer_events: int = Field(default=10_000, ge=1)
+    """Events held in memory before the recorder spools to disk."""
+    spool_max_bytes: int = Field(default=1_000_000_000, ge=0)
+    """Disk that the spool may take while the broker is away."""
+    security: dict[str, str] = Field(default_factory=dict)
+    """Extra kafka-python settings (security_protocol, sasl_mechanism, ...); secrets come from TIDEGATE_KAFKA_*."""
+
+
+class PrivacyConfig(Section):
+    """What leaves the process that saw the user's text."""
+
+    keep_text: bool = True
+    """Whether redacted user text is kept for consented sessions; else only derived features."""
+    default_consent: str = Field(default="measure", pattern="^(train|measure|none)$")
+
+
+class PipelinesConfig(BaseModel):
+    """Settings of the event pipeline."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    kafka: KafkaConfig = KafkaConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+
+
+Tree = TypeVar("Tree", bound=PipelinesConfig)
+
+ALL_SECTIONS: tuple[str, ...] = (
+    "kafka", "privacy", "spark", "signals", "rewards", "trainer", "warmstart",
+    "serving", "harness", "simulation", "benchmark", "gate", "release", "schedule", "mlflow",
+)  # fmt: skip
+"""Every section of the whole tree; `deploy.config` is tested to define exactly these."""
+
+
+def parse_override(text: str) -> tuple[list[str], Any]:
+    """Split `section.key=value` into its path and its TOML value (a bare word is a string).
+
+    Raises:
+        ConfigError: There is no `=` or no dot before it.
+    """
+    dotted, equals, value = text.partition("=")
+    path = dotted.strip().split(".")
+    if not equals or len(path) < 2 or not all(path):
+        raise ConfigError(f"--set {text!r}: write it as section.key=value, for example --set trainer.steps=4")
+    try:
+        return path, tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        return path, value
+
+
+def _explain(error: ValidationError, tree: type[PipelinesConfig], source: str) -> str:
+    lines: list[str] = []
+    for item in error.errors():
+        dotted = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            known = _known_keys(tree)
+            near = difflib.get_close_matches(dotted, known, n=1, cutoff=0.4)
+            lines.append(f"{dotted} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
+        else:
+            lines.append(f"{dotted}: {item['msg']}")
+    return f"{source}: " + "; ".join(lines)
+
+
+def _known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        keys.append(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys += _known_keys(field.annotation, f"{prefix}{name}.")
+    return keys
+
+
+def load(tree: type[Tree], path: Path | None = None, *, overrides: Sequence[str] = ()) -> Tree:
+    """Read one environment's settings.
+
+    Args:
+        tree: The stage's configuration class.
+        path: A TOML file; None means the defaults.
+        overrides: `section.key=value` texts, applied in order after the file.
+
+    Raises:
+        ConfigError: The file is missing or not TOML, a key is unknown (the nearest known one is named), or a value is out of range.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ConfigError(f"config file {path} does not exist") from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"config file {path} is not valid TOML: {error}") from error
+    for text in overrides:
+        keys, value = parse_override(text)
+        target = values
+        for key in keys[:-1]:
+            target = target.setdefault(key, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"--set {text!r}: {key} is a value, not a section")
+        target[keys[-1]] = value
+    later = set(ALL_SECTIONS) - set(tree.model_fields)
+    own = {key: value for key, value in values.items() if key not in later}
+    try:
+        return tree.model_validate(own)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, tree, str(path) if path else "settings")) from error
+
+
+def digest(tree: BaseModel | Mapping[str, Any]) -> str:
+    """Return the sha256 (hex) of the resolved settings in a canonical form."""
+    data = tree.model_dump(mode="json") if isinstance(tree, BaseModel) else dict(tree)
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Importers: transcripts people already have, as session events. One module a format."""

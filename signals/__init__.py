@@ -1,0 +1,1 @@
+"""Rewards out: session events on a topic become outcomes, rewards and training samples in a lake."""

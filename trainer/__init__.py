@@ -1,0 +1,1 @@
+"""One update: samples and the serving checkpoint become a candidate checkpoint."""
