@@ -1,15 +1,106 @@
 """Settings of the training stage."""
 
+from typing import Literal
+
+from pydantic import Field
+
 from pipelines.config import Section
 from signals.config import SignalsConfig
 
+LossName = Literal["decoupled_ppo", "reinforce", "sft"]
+
 
 class UpdateConfig(Section):
-    """One on-policy update."""
+    """One on-policy update: rows of the lake and the serving checkpoint become a candidate."""
+
+    world_size: int = Field(default=2, ge=1)
+    """Ranks on this machine (one a core or one a GPU); ranks x threads must not exceed free cores."""
+    threads_per_rank: int = Field(default=1, ge=1)
+    """OpenMP threads of a CPU rank; more than the free cores makes small ops many times slower."""
+    dtype: Literal["fp32", "bf16"] = "bf16"
+    """Arithmetic of the frozen weights and activations; adapters, log-softmax, optimizer and accumulation are fp32 always."""
+    zero_stage: int = Field(default=1, ge=0, le=3)
+    seed: int = 0
+
+    adapter: Literal["lora", "full"] = "lora"
+    lora_rank: int = Field(default=16, ge=1)
+    lora_alpha: float = Field(default=32.0, gt=0)
+    lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    lr: float = Field(default=2e-4, ge=0)
+    """0 is the self-test: log-probabilities must not move."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    grad_clip: float = Field(default=1.0, gt=0)
+    passes: int = Field(default=3, ge=1)
+    """How often each row is visited."""
+    rows_per_step: int = Field(default=16, ge=1)
+    """Rows in one optimizer batch, over all ranks."""
+    steps_per_prox: int = Field(default=1, ge=1)
+    """Optimizer steps that share one proximal policy. 1: prox is the policy at the start of every step, no extra forward needed."""
+
+    loss: LossName = "decoupled_ppo"
+    beta: float = Field(default=0.02, ge=0)
+    """Weight of KL(theta || approved). Starting guess."""
+    weight_cap: float = Field(default=2.0, gt=0)
+    sequence_ratio_low: float = Field(default=0.9, gt=0)
+    sequence_ratio_high: float = Field(default=1.1, gt=0)
+    """Turns whose mean prox/mu ratio leaves [low, high] are masked. Starting guess, to be calibrated from the parity probe."""
+    veto_low: float = Field(default=1e-4, gt=0)
+    veto_high: float = Field(default=100.0, gt=0)
+    negative_kl_cap: float = Field(default=0.1, ge=0)
+    """A punished turn that already lost this many nats a token is pushed no further."""
+    clip_low: float = Field(default=0.8, gt=0)
+    clip_high: float = Field(default=1.28, gt=0)
+    dual_clip: float = Field(default=3.0, gt=1)
+
+    gamma: float = Field(default=0.9, ge=0, le=1)
+    """Discount across turns; 1 within a turn. Starting guess."""
+    baseline_kappa: float = Field(default=8.0, ge=0)
+    """Rows that the running baseline counts for. Starting guess."""
+    baseline_decay: float = Field(default=0.8, ge=0, lt=1)
+    """How much of a bucket's running mean survives one update."""
+    advantage_clip: float = Field(default=5.0, gt=0)
+    user_cap: float = Field(default=16.0, gt=0)
+    """Rows a user can have before each of them counts less."""
+
+    max_rows: int = Field(default=4096, ge=1)
+    min_rows: int = Field(default=2, ge=1)
+    """Fewer trainable rows than this and no candidate is made."""
+    max_row_tokens: int = Field(default=4096, ge=2)
+    max_tokens_per_micro_batch: int = Field(default=2048, ge=2)
+    max_stale_versions: int = Field(default=2, ge=0)
+    max_stale_hours: float = Field(default=72.0, gt=0)
+    origins: tuple[str, ...] = ("live", "simulated")
+    """Benchmark sessions are never trained on."""
+
+    kl_budget: float = Field(default=0.05, gt=0)
+    """Mean k3 to the approved checkpoint, nats a token: at this the update stops and emits what exists."""
+    parity_median: float = Field(default=0.02, gt=0)
+    parity_p99: float = Field(default=0.5, gt=0)
+    parity_outside_share: float = Field(default=0.1, gt=0, le=1)
+    """Same-version rows re-scored before training: limits on median |d|, p99 |d| (nats) and the share of tokens outside +-10 %."""
+    probe_tolerance: float = Field(default=0.02, gt=0)
+    """Mean |d| between the exported weights and the trainer on the probe."""
+    max_nonfinite_steps: int = Field(default=3, ge=1)
+    """Non-finite steps in a row before the update aborts."""
+    save_every_steps: int = Field(default=1, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
+    collective_timeout_s: float = Field(default=300.0, gt=0)
+    timeout_s: float = Field(default=7200.0, gt=0)
+    """The whole update, ranks included."""
 
 
 class WarmstartConfig(Section):
     """Supervised training before reinforcement."""
+
+    dtype: Literal["fp32", "bf16"] = "bf16"
+    lr: float = Field(default=2e-4, ge=0)
+    """Full weights in fp32 masters; measured to teach the tool-call format in a few hundred examples."""
+    examples_per_step: int = Field(default=8, ge=1)
+    passes: int = Field(default=1, ge=1)
+    max_examples: int = Field(default=128, ge=1)
+    """Stop after this many examples (early on purpose: reinforcement needs room)."""
+    warmup_steps: int = Field(default=2, ge=0)
+    max_tokens_per_micro_batch: int = Field(default=2048, ge=2)
 
 
 class MlflowConfig(Section):

@@ -1,0 +1,209 @@
+"""A causal language model that scores packed rows: weights from a checkpoint folder, LoRA, segmented attention, trained-token head.
+
+Takes: a checkpoint folder (any Hugging Face causal LM with pluggable attention) and packed micro-batches.
+Gives: log-probability and entropy of trained tokens, in nats, fp32, at logits / temperature over the whole vocabulary.
+Leaves out: the loss, the optimizer, ranks (`engine.py`), and generation (that is serving).
+
+Attention runs per segment with a causal kernel, so a packed row costs what its segments cost; a dense block-diagonal mask over
+the packed row loses to no packing at all on CPU. Linear layers see the whole packed row. The head sees trained positions only.
+"""
+
+import gc
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+
+from trainer.config import UpdateConfig
+from trainer.packing import MicroBatch, PackedRow, pack, plan
+
+SEGMENTED: Final = "tidegate_segmented"
+"""Name under which transformers finds the attention below."""
+DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+HEAD_CHUNK: Final = 1024
+"""Trained positions whose logits exist at one time: 1,024 x 49,152 fp32 logits are 200 MB."""
+
+
+def segmented_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
+) -> tuple[Tensor, None]:
+    """Causal attention inside each segment of a packed row.
+
+    Args:
+        module: The attention layer; only `num_key_value_groups` is read.
+        query: [1, heads, T, d].
+        key: [1, kv_heads, T, d].
+        value: [1, kv_heads, T, d].
+        attention_mask: Always None; segments replace it.
+        settings: `segment_lengths` (tokens of each segment, summing to T) and `scaling`.
+
+    Returns:
+        [1, T, heads, d] and no attention weights.
+    """
+    lengths = list(settings["segment_lengths"])
+    groups = getattr(module, "num_key_value_groups", 1)
+    parts = [
+        functional.scaled_dot_product_attention(
+            q, k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1), is_causal=True, scale=settings.get("scaling")
+        )
+        for q, k, v in zip(query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """Tell transformers that segmented attention needs no mask."""
+
+
+AttentionInterface.register(SEGMENTED, segmented_attention)
+AttentionMaskInterface.register(SEGMENTED, _no_mask)
+
+
+class Policy(nn.Module):
+    """A language model whose forward pass returns what the loss needs and nothing else."""
+
+    def __init__(self, language_model: nn.Module) -> None:
+        super().__init__()
+        self.language_model = language_model
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, " T"],
+        position_ids: Int[Tensor, " T"],
+        lengths: tuple[int, ...],
+        read_at: Int[Tensor, " N"],
+        targets: Int[Tensor, " N"],
+        temperatures: Float[Tensor, " N"],
+    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+        """Score trained tokens.
+
+        Args:
+            input_ids: Packed tokens.
+            position_ids: From 0 in each segment.
+            lengths: Tokens of each segment.
+            read_at: Position whose hidden state predicts each trained token.
+            targets: Trained token ids.
+            temperatures: Divides the logits of each trained token.
+
+        Returns:
+            Log-probabilities (with gradient) and entropies (without), nats, fp32.
+        """
+        causal = _unwrap(self.language_model)
+        hidden = causal.model(
+            input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, segment_lengths=lengths
+        ).last_hidden_state[0]
+        head = causal.get_output_embeddings()
+        logprobs: list[Tensor] = []
+        entropies: list[Tensor] = []
+        for at, token, temperature in zip(
+            read_at.split(HEAD_CHUNK), targets.split(HEAD_CHUNK), temperatures.split(HEAD_CHUNK), strict=True
+        ):
+            logits = head(hidden[at]).float() / temperature[:, None]
+            log_z = torch.logsumexp(logits, dim=-1)
+            logprobs.append(logits.gather(-1, token[:, None])[:, 0] - log_z)
+            with torch.no_grad():
+                entropies.append(log_z - (torch.softmax(logits, dim=-1) * logits).sum(-1))
+        return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _unwrap(language_model: nn.Module) -> Any:
+    """Return the causal LM inside a PEFT wrapper, or the model itself."""
+    return language_model.get_base_model() if hasattr(language_model, "get_base_model") else language_model
+
+
+def quiet() -> None:
+    """Turn the bars of transformers off: this project's own progress shows what goes on."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def load(folder: Path, *, dtype: str = "fp32") -> Any:
+    """Load a checkpoint folder for training or scoring.
+
+    Args:
+        folder: A verified checkpoint folder (safetensors only).
+        dtype: Key of `DTYPES`.
+
+    Returns:
+        A causal LM in train mode without dropout effects (these models have none), on the CPU.
+    """
+    quiet()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=DTYPES[dtype], attn_implementation=SEGMENTED, use_safetensors=True, local_files_only=True, trust_remote_code=False
+    )
+    embedding = model.get_input_embeddings()
+    embedding.padding_idx = None  # pad = eos here, and a padding_idx would silently drop the gradient of the end token's embedding
+    model.config.use_cache = False
+    return model
+
+
+def add_lora(language_model: Any, config: UpdateConfig) -> Any:
+    """Wrap a model with fresh LoRA adapters (fp32, B = 0: the policy starts equal to the base).
+
+    Args:
+        language_model: As from `load`; its own weights are frozen.
+        config: Rank, alpha, targets and seed.
+
+    Source: Hu et al., "LoRA", arXiv 2106.09685; scaling alpha / sqrt(r) from Kalajdzievski, arXiv 2312.03732.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(config.seed)
+    return get_peft_model(
+        language_model,
+        LoraConfig(
+            task_type="CAUSAL_LM",
+            r=config.lora_rank,
+            lora_alpha=config.lora_alpha,
+            target_modules=list(config.lora_targets),
+            lora_dropout=0.0,
+        ),
+    )
+
+
+def tensors(batch: MicroBatch, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Return the arguments of `Policy.forward` for a micro-batch."""
+    return {
+        "input_ids": torch.from_numpy(batch.input_ids).to(device),
+        "position_ids": torch.from_numpy(batch.position_ids).to(device),
+        "lengths": batch.lengths,
+        "read_at": torch.from_numpy(batch.read_at).to(device),
+        "targets": torch.from_numpy(batch.targets).to(device),
+        "temperatures": torch.from_numpy(batch.temperatures).to(device, torch.float32),
+    }
+
+
+@torch.no_grad()
+def score(policy: nn.Module, rows: list[PackedRow], *, max_tokens: int = 2048) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Score rows without gradient.
+
+    Args:
+        policy: A `Policy`, possibly wrapped by DeepSpeed.
+        rows: Rows to score.
+        max_tokens: Tokens of one packed forward pass.
+
+    Returns:
+        Per row: log-probabilities and entropies of its trained tokens, float32, nats.
+    """
+    device = next(policy.parameters()).device
+    results: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.float32), np.zeros(0, np.float32))] * len(rows)
+    for chosen in plan([len(row.prompt_ids) + len(row.response_ids) for row in rows], max_tokens=max_tokens):
+        if not chosen:
+            continue
+        batch = pack(rows, chosen)
+        logprobs, entropies = (part.cpu().numpy() for part in policy(**tensors(batch, device)))
+        for position, row in enumerate(chosen):
+            mine = batch.segment == position
+            results[row] = (logprobs[mine], entropies[mine])
+    return results
+
+
+def release() -> None:
+    """Give memory of dropped models back before the next one is loaded."""
+    gc.collect()
