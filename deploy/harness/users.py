@@ -1,0 +1,169 @@
+"""Simulated users with a hidden, documented preference (pure and seeded).
+
+The preference: the ticket comment of a changed line stands **above** the line (`SimulationConfig.preference`; `trailing` for the
+other world). A user keeps an edit when its check passes and it follows the preference. Otherwise they undo it and ask again in
+their own words, give the request up, or leave; they leave sooner when turns are slow. The policy is told the preference only
+as a person would tell it, in follow-ups. A learning curve can so be held against the truth: a policy that follows the preference and edits
+correctly keeps every edit.
+
+Takes: seeds, what came of a turn. Gives: `User`, `Verdict`, `Move`. Leaves out: the session (`session.py`) and all I/O.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from deploy.harness.config import SimulationConfig
+from deploy.harness.tasks import Placement
+
+Language = Literal["en", "de", "fr", "es"]
+Fault = Literal["no_edit", "check_failed", "convention"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """One simulated person."""
+
+    name: str
+    """Raw name; only its keyed hash leaves the process."""
+    language: Language
+    """Of follow-ups; requests are English, as tickets often are."""
+    preference: Placement
+    patience_s: float
+    """A slower turn is interrupted."""
+    persistence: float
+    """Probability to ask again after a bad turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a user makes of one turn."""
+
+    keeps: Literal["yes", "no"]
+    fault: Fault | None
+    """Why not; None when kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What a user does next."""
+
+    kind: Literal["next_request", "ask_again", "done", "abandon"]
+    text: str = ""
+    """The message of `ask_again`, or the words before a next request."""
+
+
+LANGUAGES: Final[dict[Language, float]] = {"en": 0.7, "de": 0.1, "fr": 0.1, "es": 0.1}
+
+TELL_ABOVE: Final[dict[Language, tuple[str, ...]]] = {
+    "en": (
+        "no, the comment goes above the line",
+        "not like that, comment above the line please",
+        "above, not at the end",
+        "the other way: comment first, then the code",
+        "undid it. comment above the line!",
+        "no, other way round, put it above",
+    ),
+    "de": ("nein, der Kommentar gehört über die Zeile", "andersrum, Kommentar bitte darüber", "so nicht. Kommentar über die Zeile"),
+    "fr": ("non, le commentaire au-dessus de la ligne", "dans l'autre sens, commentaire au-dessus"),
+    "es": ("no, el comentario va encima de la línea", "al revés, comentario encima"),
+}
+TELL_TRAILING: Final[dict[Language, tuple[str, ...]]] = {
+    "en": (
+        "no, the comment goes at the end of the line",
+        "not like that, comment behind the code please",
+        "at the end, not above",
+        "the other way: code first, then the comment",
+        "undid it. comment at the end of the line!",
+        "no, other way round, put it at the end",
+    ),
+    "de": (
+        "nein, der Kommentar gehört ans Zeilenende",
+        "andersrum, Kommentar bitte hinter den Code",
+        "so nicht. Kommentar ans Ende der Zeile",
+    ),
+    "fr": ("non, le commentaire en fin de ligne", "dans l'autre sens, commentaire à la fin"),
+    "es": ("no, el comentario va al final de la línea", "al revés, comentario al final"),
+}
+TELL_BROKEN: Final[dict[Language, tuple[str, ...]]] = {
+    "en": ("that does not work, I undid it. try again", "still wrong, again please", "no, it fails now", "broken. once more"),
+    "de": ("das geht so nicht, nochmal bitte", "immer noch falsch"),
+    "fr": ("ça ne marche pas, encore une fois", "toujours faux"),
+    "es": ("no funciona, otra vez por favor", "sigue mal"),
+}
+TELL_NOTHING: Final[dict[Language, tuple[str, ...]]] = {
+    "en": ("you changed nothing. please edit the file", "nothing happened, do it", "just make the change"),
+    "de": ("es hat sich nichts geändert, bitte ändern", "bitte einfach machen"),
+    "fr": ("rien n'a changé, fais-le", "modifie le fichier s'il te plaît"),
+    "es": ("no cambió nada, hazlo", "edita el archivo por favor"),
+}
+THANKS: Final[dict[Language, tuple[str, ...]]] = {
+    "en": ("thanks.", "good.", "great, next:", ""),
+    "de": ("danke.", "gut, weiter:", ""),
+    "fr": ("merci.", ""),
+    "es": ("gracias.", ""),
+}
+
+
+def draw_user(config: SimulationConfig, seed: int, index: int) -> User:
+    """Draw the person behind one session; a run's sessions take the `users` people in turn."""
+    number = index % config.users
+    rng = random.Random(f"user/{seed}/{number}")
+    return User(
+        name=f"simulated-{seed}-{number}",
+        language=rng.choices(list(LANGUAGES), list(LANGUAGES.values()))[0],
+        preference=config.preference,
+        patience_s=config.patience_s * math.exp(rng.gauss(0.0, 0.3)),
+        persistence=rng.uniform(0.7, 0.95),
+    )
+
+
+def judge(user: User, *, edited: Literal["yes", "no"], check: Literal["passed", "failed"], placement: Placement | None) -> Verdict:
+    """Decide what to do with a turn's edits.
+
+    Args:
+        user: Who looks.
+        edited: Whether any file differs from before the turn.
+        check: Whether the task's check passes now.
+        placement: Where the changed code cites the ticket (`tasks.placement_of`).
+    """
+    if edited == "no":
+        return Verdict(keeps="no", fault="no_edit")
+    if check == "failed":
+        return Verdict(keeps="no", fault="check_failed")
+    if placement != user.preference:
+        return Verdict(keeps="no", fault="convention")
+    return Verdict(keeps="yes", fault=None)
+
+
+def complain(user: User, fault: Fault, rng: random.Random) -> str:
+    """Say in the user's own words what is wrong."""
+    tell = TELL_ABOVE if user.preference == "above" else TELL_TRAILING
+    phrases = {"convention": tell, "check_failed": TELL_BROKEN, "no_edit": TELL_NOTHING}[fault]
+    return rng.choice(phrases[user.language])
+
+
+def next_move(
+    user: User, verdict: Verdict, *, waited_s: float, asked_again: int, requests_left: int, config: SimulationConfig, rng: random.Random
+) -> Move:
+    """Decide how the session goes on.
+
+    Args:
+        user: Who decides.
+        verdict: Of the turn that just ended.
+        waited_s: How long the turn took; beyond the patience a user asks again half as often and leaves instead.
+        asked_again: How often this request was repeated already.
+        requests_left: Requests still to bring.
+        config: `max_asks_again`.
+        rng: Draws; the same state gives the same move.
+    """
+    patience = 0.5 if waited_s > user.patience_s else 1.0
+    if verdict.fault is not None and asked_again < config.max_asks_again and rng.random() < user.persistence * patience:
+        return Move(kind="ask_again", text=complain(user, verdict.fault, rng))
+    if verdict.fault is not None and rng.random() < 0.4 / patience:
+        return Move(kind="abandon")
+    if requests_left > 0:
+        words = rng.choice(THANKS[user.language]) if verdict.fault is None else ""
+        return Move(kind="next_request", text=words)
+    return Move(kind="done")
