@@ -24,7 +24,17 @@ from trainer import candidates
 CHUNK_NUMBERS: Final = 4_000_000
 """Numbers converted at once: 32 MB as float64."""
 
-NUMPY_DTYPES: Final = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
+NUMPY_DTYPES: Final = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U8": "u1",
+}
 """safetensors names and how their bytes are read; BF16 is the upper half of an F32."""
 
 

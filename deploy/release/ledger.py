@@ -273,7 +273,13 @@ class Ledger(Leases):
                 db.execute("UPDATE pointer SET checkpoint = ?, previous = ?, epoch = ?, changed_ms = ? WHERE name = 'serving'", changed)
             restored = _need(self._serving(db)).checkpoint
             ended = [s.ship_id for s in affected]
-            data: dict[str, Any] = {"reason": reason, "holder": holder, "removed": sorted(removed), "ended": ended, "moved": pointer.previous is not None}
+            data: dict[str, Any] = {
+                "reason": reason,
+                "holder": holder,
+                "removed": sorted(removed),
+                "ended": ended,
+                "moved": pointer.previous is not None,
+            }
             self.note(db, "rollback", checkpoint=restored, **data)
             return {"restored": restored, "removed": sorted(removed), "ended": ended, "frozen": self._freeze_if_repeated(db, now)}
 
