@@ -251,7 +251,8 @@ class Bubblewrap:
         if finished.exit_code != 0:
             raise MissingDependency(
                 f"bubblewrap cannot make a sandbox here ({finished.output.strip() or finished.stopped}); "
-                "in a container allow user namespaces (docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined, or --cap-add SYS_ADMIN), on a host "
+                "in a container allow user namespaces "
+                "(docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined, or --cap-add SYS_ADMIN), on a host "
                 "sysctl -w kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0. "
                 "On a machine that is a sandbox itself you may type --sandbox none"
             )

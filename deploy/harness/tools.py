@@ -211,13 +211,16 @@ def _write(target: Path, text: str) -> None:
         file.write(text)
 
 
-def undo(edit: Edit, workspace: Path) -> None:
-    """Put a file back to what it was before an edit."""
-    target = locate(workspace, edit.path)
-    if edit.before is None:
-        target.unlink(missing_ok=True)
-    else:
-        _write(target, edit.before)
+def put_back(workspace: Path, path: str, text: str | None) -> None:
+    """Give a workspace file the text it had before; None: it did not exist. Whatever stands in its place is removed first."""
+    target = workspace / path
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    elif target.is_symlink() or target.exists():
+        target.unlink()
+    if text is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write(target, text)
 
 
 def read_text(workspace: Path, path: str) -> str:
