@@ -23,7 +23,7 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 def from_dict(data: Mapping[str, Any]) -> Report:
     """Read a report that `to_dict` wrote."""
-    checks = tuple(Check(**(dict(item) | {"verdict": Verdict(item["verdict"])})) for item in data["checks"])
+    checks = tuple(Check(**{**item, "verdict": Verdict(item["verdict"])}) for item in data["checks"])
     return Report(verdict=Verdict(data["verdict"]), checks=checks)
 
 
