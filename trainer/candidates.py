@@ -124,7 +124,7 @@ def seal(staged: Path, store: Path, manifest: Manifest) -> tuple[str, Path]:
     if target.exists():
         shutil.rmtree(staged)
         return identity, target
-    os.rename(staged, target)
+    staged.rename(target)
     fsync_folder(store)
     return identity, target
 

@@ -8,6 +8,8 @@ Attention runs per segment with a causal kernel, so a packed row costs what its 
 the packed row loses to no packing at all on CPU. Linear layers see the whole packed row. The head sees trained positions only.
 """
 
+# ruff: noqa: F722  (shapes of jaxtyping are no Python expressions)
+
 import gc
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +32,7 @@ HEAD_CHUNK: Final = 1024
 
 
 def segmented_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, **settings: Any
 ) -> tuple[Tensor, None]:
     """Causal attention inside each segment of a packed row.
 
@@ -39,7 +41,7 @@ def segmented_attention(
         query: [1, heads, T, d].
         key: [1, kv_heads, T, d].
         value: [1, kv_heads, T, d].
-        attention_mask: Always None; segments replace it.
+        _mask: Always None; segments replace it.
         settings: `segment_lengths` (tokens of each segment, summing to T) and `scaling`.
 
     Returns:
@@ -150,7 +152,7 @@ def add_lora(language_model: Any, config: UpdateConfig) -> Any:
         language_model: As from `load`; its own weights are frozen.
         config: Rank, alpha, targets and seed.
 
-    Source: Hu et al., "LoRA", arXiv 2106.09685; scaling alpha / sqrt(r) from Kalajdzievski, arXiv 2312.03732.
+    Source: Hu et al., "LoRA: Low-rank adaptation of large language models", arXiv 2106.09685.
     """
     from peft import LoraConfig, get_peft_model
 

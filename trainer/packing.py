@@ -7,6 +7,8 @@ predicts token `i + 1`, so a response token at offset `k` of its segment is read
 Takes lengths and token arrays, gives index arrays. Leaves out: tensors on a device, attention, the loss.
 """
 
+# ruff: noqa: F722  (shapes of jaxtyping are no Python expressions)
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -13,18 +13,19 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipelines.errors import CheckpointInvalid, MissingDependency
 from trainer import candidates
-from trainer.candidates import Manifest
+from trainer.candidates import Manifest, file_entries
+from trainer.chat import load as load_chat
 from trainer.model import Policy, load, quiet, release, score
 from trainer.packing import PackedRow, reply_row
 
@@ -34,7 +35,7 @@ TEMPLATE: Final = Path(__file__).with_name("chat_template.jinja")
 PROBE: Final = "probe.json"
 PROBE_DIALOGUES: Final = (
     ("What is the capital of France?", "The capital of France is Paris."),
-    ("Rename the variable x to total in `x = 1`.", '<tool_call>{"name": "edit_file", "arguments": {"path": "a.py", "old": "x = 1", "new": "total = 1"}}</tool_call>'),
+    ("Rename x in `x = 1`.", '<tool_call>{"name": "edit_file", "arguments": {"path": "a.py", "old": "x = 1", "new": "y = 1"}}</tool_call>'),
     ("Write a haiku about rain.", "Soft rain on the roof,\nthe gutters sing to the street,\nall the leaves listen."),
     ("def add(a, b):", "    return a + b\n"),
 )  # fmt: skip
@@ -72,40 +73,13 @@ def write_tokenizer(folder: Path, tokenizer_json: Mapping[str, Any]) -> None:
     shutil.copyfile(TEMPLATE, folder / candidates.TEMPLATE_FILE)
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Load a checkpoint's tokenizer with its chat template."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    tokenizer.chat_template = (folder / candidates.TEMPLATE_FILE).read_text(encoding="utf-8")
-    return tokenizer
-
-
-def render(
-    tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, prompt: bool
-) -> list[int]:
-    """Render messages to token ids.
-
-    Args:
-        tokenizer: As from `load_tokenizer`.
-        messages: OpenAI-style messages.
-        tools: Tool schemas, or None.
-        prompt: Whether the header of the next assistant message is added.
-
-    Returns:
-        Token ids; with `prompt`, an exact prefix of the ids of the same messages with any reply appended.
-    """
-    text = tokenizer.apply_chat_template(messages, tools=tools or None, add_generation_prompt=prompt, tokenize=False)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
 def probe_rows(folder: Path) -> list[PackedRow]:
     """Render the fixed probe dialogues with a folder's tokenizer; the reply's end token is part of the response."""
-    tokenizer = load_tokenizer(folder)
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    chat = load_chat(folder)
     rows: list[PackedRow] = []
     for question, reply in PROBE_DIALOGUES:
-        prompt = render(tokenizer, [{"role": "user", "content": question}], tools=None, prompt=True)
-        response = [*tokenizer(reply, add_special_tokens=False)["input_ids"], end]
-        rows.append(reply_row(np.asarray(prompt), np.asarray(response)))
+        prompt = chat.ids([{"role": "user", "content": question}], prompt=True)
+        rows.append(reply_row(np.asarray(prompt), np.asarray([*chat.encode(reply), chat.end_id])))
     return rows
 
 
@@ -197,7 +171,7 @@ def seal(
         Checkpoint id and folder.
     """
     manifest = Manifest(
-        kind=kind, base_model=base_model, files=candidates.file_entries(staged), tensors_digest=tensors_digest(staged),
+        kind=kind, base_model=base_model, files=file_entries(staged), tensors_digest=tensors_digest(staged),
         tokenizer_sha=candidates.tokenizer_sha(staged), template_sha=candidates.template_sha(staged), parent=parent,
         created_at=created_at.isoformat(), git_revision=git_revision(), **facts,
     )  # fmt: skip
@@ -246,3 +220,100 @@ def import_base(store: Path, *, now: datetime) -> tuple[str, Path]:
     release()
     write_probe(staged)
     return seal(staged, store, kind="base", base_model=BASE_MODEL, created_at=now, training={"source_sha256": source_sha})
+
+
+def merged_lora(language_model: Any, adapters: Mapping[str, torch.Tensor], *, scaling: float) -> float:
+    """Add LoRA to the pristine fp32 weights out of place: W' = W + scaling B A, verified tensor by tensor.
+
+    Args:
+        language_model: The parent in fp32, freshly loaded; its weights are replaced.
+        adapters: fp32 masters by name, `base_model.model.<module>.lora_A|B.default.weight`.
+        scaling: alpha / r.
+
+    Returns:
+        norm(dtheta) / norm(theta) over all weights.
+
+    Raises:
+        CheckpointInvalid: An adapter has no weight to go to, or W' - W differs from scaling B A.
+    """
+    weights = dict(language_model.named_parameters())
+    total = float(sum(w.detach().double().square().sum() for w in weights.values()))
+    moved = 0.0
+    for name in sorted(adapters):
+        if ".lora_A." not in name:
+            continue
+        target = name.removeprefix("base_model.model.").split(".lora_A.")[0] + ".weight"
+        if target not in weights:
+            raise CheckpointInvalid(f"adapter {name} belongs to {target}, which the parent does not have")
+        delta = scaling * (adapters[name.replace(".lora_A.", ".lora_B.")].float() @ adapters[name].float())
+        before = weights[target].detach()
+        after = before + delta
+        # fp32 addition rounds to half a unit in the last place of the larger operand
+        slack = 2.0**-23 * float(torch.maximum(before.abs().max(), after.abs().max())) + 1e-12
+        if not torch.isfinite(after).all() or float(((after - before) - delta).abs().max()) > slack:
+            raise CheckpointInvalid(f"merging the adapter into {target} gave non-finite or wrong weights; nothing was exported")
+        weights[target].data = after
+        moved += float(delta.double().square().sum())
+    return (moved / total) ** 0.5
+
+
+def replaced_weights(language_model: Any, masters: Mapping[str, torch.Tensor]) -> float:
+    """Put full fp32 master weights in the place of the parent's.
+
+    Returns:
+        norm(dtheta) / norm(theta).
+
+    Raises:
+        CheckpointInvalid: Names or shapes differ, or a weight is not finite.
+    """
+    weights = dict(language_model.named_parameters())
+    if set(weights) != set(masters):
+        raise CheckpointInvalid(f"trained and parent weights differ in {len(set(weights) ^ set(masters))} names; nothing was exported")
+    total = moved = 0.0
+    for name, parameter in weights.items():
+        if parameter.shape != masters[name].shape or not torch.isfinite(masters[name]).all():
+            raise CheckpointInvalid(f"{name} has another shape or a non-finite value after training; nothing was exported")
+        total += float(parameter.detach().double().square().sum())
+        moved += float((masters[name].double() - parameter.detach().double()).square().sum())
+        parameter.data = masters[name]
+    return (moved / total) ** 0.5
+
+
+def stage_child(language_model: Any, parent: Path, store: Path) -> Path:
+    """Stage trained weights with the parent's tokenizer and template, byte for byte."""
+    staged = stage_weights(language_model, store)
+    for name in ("tokenizer.json", "tokenizer_config.json", candidates.TEMPLATE_FILE):
+        shutil.copyfile(parent / name, staged / name)
+    return staged
+
+
+def mean_gap(found: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float:
+    """Return the mean |difference| over all tokens of two scorings, nats."""
+    return float(np.mean(np.abs(np.concatenate(list(found)) - np.concatenate(list(reference)))))
+
+
+def check_export(staged: Path, *, gap: float, change: float, tolerance: float) -> None:
+    """Refuse an export that is not what was trained, or not another policy than its parent; the staged folder is removed.
+
+    Args:
+        staged: The exported folder, unsealed.
+        gap: Mean |difference| on the probe between the exported weights and the trainer, nats.
+        change: norm(dtheta) / norm(theta).
+        tolerance: Largest gap.
+
+    Raises:
+        CheckpointInvalid: The gap is too large or NaN, or no weight changed.
+    """
+    if gap <= tolerance and change > 0:
+        return
+    shutil.rmtree(staged)
+    if change == 0:
+        raise CheckpointInvalid("training changed no weight, so there is no candidate (all advantages zero, or every row masked)")
+    raise CheckpointInvalid(
+        f"exported weights differ from the trainer by {gap:.4f} nats on the probe (trainer.probe_tolerance {tolerance})"
+    )
+
+
+def parse_instant(text: str) -> datetime:
+    """Parse an ISO 8601 instant."""
+    return datetime.fromisoformat(text)

@@ -1,0 +1,91 @@
+"""Render messages to the token ids of a checkpoint: its `tokenizer.json` and `chat_template.jinja`, without torch or transformers.
+
+Gives the same text and ids as `transformers.apply_chat_template` (held by a test), so a process that only prepares rows stays
+small. The ids of messages[:k] + generation header are an exact prefix of the ids of messages[:k+1] (`publish.role_safe`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from pipelines.errors import CheckpointInvalid, ContractViolation
+from trainer.candidates import TEMPLATE_FILE
+
+END: Final = "<|im_end|>"
+"""Ends every message; the last token a policy samples in a completion that finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """How one checkpoint writes and reads text."""
+
+    tokenizer: Tokenizer
+    template: Any
+    """A compiled jinja template."""
+    end_id: int
+
+    def text(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None, prompt: bool = False) -> str:
+        """Render messages, with the header of the next assistant message when `prompt`."""
+        return self.template.render(messages=list(messages), tools=list(tools) if tools else None, add_generation_prompt=prompt)
+
+    def ids(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None, prompt: bool = False
+    ) -> list[int]:
+        """Render messages to token ids."""
+        return self.encode(self.text(messages, tools=tools, prompt=prompt))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, special tokens recognised, none added."""
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def load(folder: Path) -> Chat:
+    """Load tokenizer and template of a checkpoint folder.
+
+    Raises:
+        CheckpointInvalid: A file is missing, or the tokenizer has no end token.
+    """
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        template = environment.from_string((folder / TEMPLATE_FILE).read_text(encoding="utf-8"))
+    except Exception as error:  # noqa: BLE001  the tokenizers library raises bare Exception
+        raise CheckpointInvalid(f"{folder} has no usable tokenizer.json and {TEMPLATE_FILE}: {error}") from error
+    end_id = tokenizer.token_to_id(END)
+    if end_id is None:
+        raise CheckpointInvalid(f"{folder / 'tokenizer.json'} has no token {END}")
+    return Chat(tokenizer=tokenizer, template=template, end_id=end_id)
+
+
+def supervised(
+    chat: Chat, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None
+) -> tuple[list[int], list[int]]:
+    """Render a dialogue and find the tokens that a policy would have sampled.
+
+    Returns:
+        Token ids up to the last assistant message's end token, and the offsets of every assistant message's tokens, end token
+        included.
+
+    Raises:
+        ContractViolation: There is no assistant message, or a prompt is no prefix of what follows it.
+    """
+    full = chat.ids(messages, tools=tools)
+    trained: list[int] = []
+    for k, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        start = len(chat.ids(messages[:k], tools=tools, prompt=True))
+        through = chat.ids(messages[: k + 1], tools=tools)
+        stop = len(through) - through[::-1].index(chat.end_id)
+        if chat.ids(messages[:k], tools=tools, prompt=True) != full[:start] or through[:stop] != full[:stop]:
+            raise ContractViolation("the chat template does not render a dialogue's beginning as a prefix of the dialogue")
+        trained += range(start, stop)
+    if not trained:
+        raise ContractViolation("a demonstration has no assistant message, so there is nothing to learn from it")
+    return full[: trained[-1] + 1], trained

@@ -1,0 +1,52 @@
+"""DeepSpeed's settings for a run, and the versions that must not be used. Pure.
+
+Gradients are summed, not averaged: losses are already divided by the normaliser of the whole optimizer batch, so `engine.py`
+multiplies by the world size what DeepSpeed divides by it. Leaves out: schedules (set per step by `engine.py`), ranks.
+"""
+
+from typing import Any, Final
+
+from packaging.version import InvalidVersion, Version
+
+BROKEN_FROM: Final = Version("0.18.3")
+BROKEN_TO: Final = Version("0.19.3")
+"""Inclusive: silently wrong ZeRO-2 bf16 gradients (deepspeedai/DeepSpeed#8224, PR#7985, #7839, #7786)."""
+
+
+def version_fault(version: str) -> str | None:
+    """Say why a DeepSpeed version is refused, None when it is fine."""
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        return f"DeepSpeed reports the version {version!r}, which cannot be read; install 0.19.8"
+    if BROKEN_FROM <= parsed <= BROKEN_TO:
+        return f"DeepSpeed {version} computes silently wrong ZeRO-2 bf16 gradients (0.18.3 to 0.19.3 do); install 0.19.8"
+    return None
+
+
+def build(*, zero_stage: int, dtype: str, lr: float, weight_decay: float, grad_clip: float) -> dict[str, Any]:
+    """Return the DeepSpeed configuration.
+
+    Args:
+        zero_stage: 1 to 3.
+        dtype: fp32 or bf16; with bf16 the optimizer keeps fp32 masters, and gradients accumulate and travel in fp32.
+        lr: Learning rate of the first step.
+        weight_decay: Decoupled (AdamW).
+        grad_clip: Largest global gradient norm.
+    """
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": grad_clip,
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": lr, "betas": [0.9, 0.99], "eps": 1e-8, "weight_decay": weight_decay, "torch_adam": True},
+        },
+        "zero_optimization": {"stage": zero_stage, "overlap_comm": False, "contiguous_gradients": False, "round_robin_gradients": False},
+        "bf16": {"enabled": dtype == "bf16"},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+        "wall_clock_breakdown": False,
+    }

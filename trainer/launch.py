@@ -1,0 +1,129 @@
+"""Start the ranks of a job with torchrun, relay their progress, and turn their end into a result or one sentence.
+
+The same call runs CPU ranks (gloo) or one rank a GPU. A rank dies with torchrun, torchrun with this process, so a kill leaves
+nobody behind. Torch-free: the process that selects rows and logs metrics never loads the training engine.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from pipelines.errors import EngineUnavailable, TerminalError
+from pipelines.terminal import progress
+from trainer import job as jobs
+
+POLL_S: Final = 0.2
+TAIL_BYTES: Final = 2000
+PR_SET_PDEATHSIG: Final = 1
+"""linux/prctl.h: deliver a signal when the parent ends."""
+
+
+def die_with_parent(sig: int = signal.SIGKILL) -> None:
+    """Ask the kernel to end this process when its parent ends (Linux; elsewhere nothing happens)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(sig))
+
+
+def _terminate_with_parent() -> None:
+    die_with_parent(signal.SIGTERM)
+
+
+def environment(*, threads: int) -> dict[str, str]:
+    """Return the ranks' environment: threads bound, waiting threads asleep, CPU unless there is a GPU."""
+    found = dict(os.environ)
+    found.update(OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
+    if "DS_ACCELERATOR" not in found and not Path("/dev/nvidia0").exists():
+        found["DS_ACCELERATOR"] = "cpu"
+    root = str(Path(__file__).resolve().parent.parent)
+    found["PYTHONPATH"] = os.pathsep.join([root, *([found["PYTHONPATH"]] if found.get("PYTHONPATH") else [])])
+    return found
+
+
+def command(folder: Path, *, world_size: int) -> list[str]:
+    """Return the torchrun command of a job."""
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc-per-node={world_size}",
+        "-m", "trainer.rank", str(folder),
+    ]  # fmt: skip
+
+
+def run(folder: Path, *, label: str, on_step: Callable[[dict[str, Any]], None] = lambda _: None) -> dict[str, Any]:
+    """Run a job to its end, or return the result it already has.
+
+    Args:
+        folder: A job folder.
+        label: For the progress bar.
+        on_step: Called with the figures of every step.
+
+    Raises:
+        StageError: What a rank reported.
+        EngineUnavailable: The ranks did not end in time.
+        TerminalError: A rank died without a word; its last lines are in the message.
+    """
+    if finished := jobs.result(folder):
+        return finished
+    settings = jobs.read(folder).settings
+    for stale in (jobs.FAILURE, jobs.PROGRESS):
+        (folder / stale).unlink(missing_ok=True)
+    log = folder / "ranks.log"
+    deadline = time.monotonic() + settings.timeout_s
+    with log.open("ab") as output:
+        ranks = subprocess.Popen(
+            command(folder, world_size=settings.world_size), env=environment(threads=settings.threads_per_rank),
+            stdout=output, stderr=output, stdin=subprocess.DEVNULL, preexec_fn=_terminate_with_parent,
+        )  # fmt: skip
+        try:
+            _follow(ranks, folder, label=label, on_step=on_step, deadline=deadline)
+        finally:
+            if ranks.poll() is None:
+                ranks.terminate()
+                try:
+                    ranks.wait(timeout=30)
+                except subprocess.TimeoutExpired:
+                    ranks.kill()
+                    ranks.wait()
+    if finished := jobs.result(folder):
+        return finished
+    if failure := jobs.read_failure(folder):
+        raise failure
+    with log.open("rb") as file:
+        file.seek(max(log.stat().st_size - TAIL_BYTES, 0))
+        tail = file.read().decode(errors="replace")
+    raise TerminalError(f"the training ranks ended with code {ranks.returncode} and no result; see {log}. Its end: ...{tail}")
+
+
+def _follow(
+    ranks: subprocess.Popen[bytes], folder: Path, *, label: str, on_step: Callable[[dict[str, Any]], None], deadline: float
+) -> None:
+    position = 0
+    total: int | None = None
+    path = folder / jobs.PROGRESS
+    with progress(f"{label}: loading", total=None):
+        while ranks.poll() is None and not path.exists() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+    if path.exists():
+        first = path.read_text(encoding="utf-8").splitlines()
+        total = json.loads(first[0])["of"] if first else None
+    with progress(label, total=total) as advance:
+        while True:
+            ended = ranks.poll() is not None
+            lines = path.read_bytes() if path.exists() else b""
+            fresh, position = lines[position:], lines.rfind(b"\n") + 1
+            for line in fresh[: max(position - (len(lines) - len(fresh)), 0)].splitlines():
+                figures = json.loads(line)
+                on_step(figures)
+                advance(1 if "loss" in figures else figures.get("done", 0))
+            if ended:
+                return
+            if time.monotonic() > deadline:
+                raise EngineUnavailable(
+                    f"{label} did not end in time (trainer.timeout_s); the same command goes on from its last checkpoint"
+                )
+            time.sleep(POLL_S)

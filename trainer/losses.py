@@ -1,0 +1,209 @@
+"""Losses over logged tokens. Pure: tensors in, one scalar and counted sums out.
+
+Four policies meet here, all as log-probabilities of the sampled tokens in nats at logits / temperature:
+
+    mu     sampled the tokens (logged)            ref    is the approved checkpoint
+    prox   is the policy at the start of a step   theta  is the policy now, the only one with a gradient
+
+Everything is a sum over tokens divided by one normaliser Z = sum_i omega_i N_i, taken over the whole optimizer batch (all ranks
+and micro-batches) before the first forward and counting masked tokens too. So a loss does not depend on how a batch is cut, and
+masking a token never makes its neighbours count more. Masked tokens are taken out with `where` on the *inputs* of exp: a
+multiplication by a zero mask would turn an infinity into a NaN, in the value or in the gradient.
+
+Leaves out: how advantages come about (`advantages.py`), forward passes (`model.py`), ranks (`engine.py`).
+"""
+
+# ruff: noqa: F722  (shapes of jaxtyping are no Python expressions)
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from pipelines.errors import ConfigError
+
+LOG_RATIO_LIMIT: Final = 20.0
+"""exp(20) = 4.9e8: beyond this a ratio says only "very different", and its square still fits fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossBatch:
+    """The trained tokens of one micro-batch."""
+
+    theta: Float[Tensor, " N"]
+    """Log-probability under the policy now; carries the gradient."""
+    prox: Float[Tensor, " N"]
+    mu: Float[Tensor, " N"]
+    ref: Float[Tensor, " N"]
+    advantage: Float[Tensor, " N"]
+    """The turn's advantage at each of its tokens."""
+    omega: Float[Tensor, " N"]
+    """Weight of the row's user at each token, in (0, 1]."""
+    segment: Int[Tensor, " N"]
+    """Row that each token belongs to, 0 .. rows - 1."""
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSettings:
+    """Constants of the losses; see `UpdateConfig` for what they mean."""
+
+    beta: float = 0.02
+    weight_cap: float = 2.0
+    sequence_ratio_low: float = 0.9
+    sequence_ratio_high: float = 1.1
+    veto_low: float = 1e-4
+    veto_high: float = 100.0
+    negative_kl_cap: float = 0.1
+    clip_low: float = 0.8
+    clip_high: float = 1.28
+    dual_clip: float = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossValue:
+    """A micro-batch's share of the loss, and sums that add up over micro-batches and ranks."""
+
+    loss: Float[Tensor, ""]
+    """Already divided by Z: micro-batches and ranks are summed, never averaged."""
+    sums: dict[str, Float[Tensor, ""]]
+    """Detached sums over tokens (or rows, where the name says so)."""
+
+
+Loss = Callable[[LossBatch, float, LossSettings], LossValue]
+
+
+def segment_mean(values: Float[Tensor, " N"], segment: Int[Tensor, " N"], rows: int) -> Float[Tensor, " R"]:
+    """Return the mean over each row's tokens; 0 for a row without tokens."""
+    totals = torch.zeros(rows, dtype=values.dtype, device=values.device).index_add(0, segment, values)
+    counts = torch.zeros_like(totals).index_add(0, segment, torch.ones_like(values))
+    return totals / counts.clamp(min=1)
+
+
+def segment_all(flags: Bool[Tensor, " N"], segment: Int[Tensor, " N"], rows: int) -> Bool[Tensor, " R"]:
+    """Return whether a flag holds at every token of a row; True for a row without tokens."""
+    broken = torch.zeros(rows, device=flags.device).index_add(0, segment, (~flags).float())
+    return broken == 0
+
+
+def clamped(log_ratio: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """Limit a log ratio to what can be exponentiated and squared."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def decoupled_ppo(batch: LossBatch, normaliser: float, settings: LossSettings) -> LossValue:
+    """Clip against prox, weigh by prox / mu, stay near ref.
+
+    Formula, per token t of row i:
+        w = sg exp(prox - mu),  wt = min(w, 2)
+        m_seq = 1[exp(mean_t(prox - mu)) in [.9, 1.1]],  m_veto = 1[all t: 1e-4 <= w <= 100]
+        m_neg = 0 if A < 0 and mean_t(mu - theta) > .1 else 1
+        r = exp(theta - prox),  s = min(r A, clip(r, .8, 1.28) A),  if A < 0: s = max(s, 3 A)
+        k3 = exp(ref - theta) - (ref - theta) - 1,  q = sg(wt) r
+        L = (1/Z) sum omega m_seq m_veto (m_neg (-wt s) + beta q k3)
+    The ratio r in q stays attached: without it the second term is not the gradient of KL(theta || ref).
+
+    Args:
+        batch: Tokens of one micro-batch.
+        normaliser: Z, over the whole optimizer batch; > 0.
+        settings: Constants.
+
+    Source: Hilton et al., "Batch size-invariance for policy optimization" (decoupled objective), arXiv 2110.00641; Ye et al.
+        (dual clip), arXiv 1912.09729; Schulman, "Approximating KL divergence" (k3), 2020.
+    """
+    prox_to_mu = clamped(batch.prox.detach() - batch.mu)
+    weight = prox_to_mu.exp()
+    sequence_ratio = segment_mean(prox_to_mu, batch.segment, batch.rows).exp()
+    in_band = (sequence_ratio >= settings.sequence_ratio_low) & (sequence_ratio <= settings.sequence_ratio_high)
+    no_veto = segment_all((weight >= settings.veto_low) & (weight <= settings.veto_high), batch.segment, batch.rows)
+    drop = segment_mean(batch.mu - batch.theta.detach(), batch.segment, batch.rows)
+    keep = (in_band & no_veto)[batch.segment]
+    far_enough = (batch.advantage < 0) & (drop > settings.negative_kl_cap)[batch.segment]
+    push = keep & ~far_enough
+
+    zero = torch.zeros_like(batch.theta)
+    truncated = torch.where(keep, weight, zero).clamp(max=settings.weight_cap)
+    ratio = clamped(torch.where(keep, batch.theta - batch.prox.detach(), zero)).exp()
+    advantage = torch.where(keep, batch.advantage, zero)
+    clipped = ratio.clamp(settings.clip_low, settings.clip_high)
+    surrogate = torch.minimum(ratio * advantage, clipped * advantage)
+    surrogate = torch.where(advantage < 0, torch.maximum(surrogate, settings.dual_clip * advantage), surrogate)
+    policy = torch.where(push, -truncated * surrogate, zero)
+
+    ref_to_theta = clamped(torch.where(keep, batch.ref - batch.theta, zero))
+    k3 = ref_to_theta.exp() - ref_to_theta - 1
+    divergence = torch.where(keep, truncated * ratio * k3, zero)
+
+    loss = (batch.omega * (policy + settings.beta * divergence)).sum() / normaliser
+    return LossValue(
+        loss=loss,
+        sums={
+            "policy": (batch.omega * policy).sum().detach(),
+            "kl": divergence.sum().detach(),
+            "kept_tokens": keep.sum().float(),
+            "clipped_tokens": (keep & (ratio != clipped)).sum().float(),
+            "masked_sequence_rows": (~in_band).sum().float(),
+            "masked_veto_rows": (~no_veto).sum().float(),
+            "masked_negative_tokens": (keep & far_enough).sum().float(),
+        },
+    )
+
+
+def reinforce(batch: LossBatch, normaliser: float, settings: LossSettings) -> LossValue:
+    """Raise the log-probability of what did better than its baseline; no correction for who sampled it.
+
+    Formula: L = -(1/Z) sum omega A theta
+
+    Args:
+        batch: Tokens of one micro-batch.
+        normaliser: Z, over the whole optimizer batch.
+        settings: Unused; every loss has the same shape.
+
+    Source: Williams, "Simple statistical gradient-following algorithms", Machine Learning 8, 1992.
+    """
+    del settings
+    per_token = -batch.omega * batch.advantage * batch.theta
+    return LossValue(loss=per_token.sum() / normaliser, sums=_plain_sums(batch, per_token))
+
+
+def sft(batch: LossBatch, normaliser: float, settings: LossSettings) -> LossValue:
+    """Mean negative log-likelihood of the trained tokens.
+
+    Formula: L = -(1/Z) sum omega theta
+
+    Args:
+        batch: Tokens of one micro-batch.
+        normaliser: Z, over the whole optimizer batch.
+        settings: Unused; every loss has the same shape.
+    """
+    del settings
+    per_token = -batch.omega * batch.theta
+    return LossValue(loss=per_token.sum() / normaliser, sums=_plain_sums(batch, per_token))
+
+
+def _plain_sums(batch: LossBatch, per_token: Float[Tensor, " N"]) -> dict[str, Float[Tensor, ""]]:
+    ref_to_theta = clamped(batch.ref - batch.theta.detach())
+    k3 = ref_to_theta.exp() - ref_to_theta - 1
+    theta_to_mu = clamped(batch.theta.detach() - batch.mu)
+    return {
+        "policy": per_token.sum().detach(),
+        "kl": (theta_to_mu.exp() * k3).sum(),
+        "kept_tokens": torch.tensor(float(batch.theta.numel())),
+    }
+
+
+LOSSES: Final[dict[str, Loss]] = {"decoupled_ppo": decoupled_ppo, "reinforce": reinforce, "sft": sft}
+
+
+def named(name: str) -> Loss:
+    """Return a loss by name.
+
+    Raises:
+        ConfigError: There is no such loss; nothing is ever used in its place.
+    """
+    if name not in LOSSES:
+        raise ConfigError(f"trainer.loss={name!r} does not exist; choose one of {', '.join(sorted(LOSSES))}")
+    return LOSSES[name]

@@ -1,0 +1,316 @@
+"""One rank of a training job: `python -m trainer.rank FOLDER`, started by torchrun.
+
+Order: load the parent, score all rows with it (reference and parity gate), restore the newest checkpoint, take the remaining
+steps, export and verify the candidate, write the result. The reference comes from the parent itself in a pass without gradient,
+never from logged log-probabilities: those carry the serving engine's rounding. The proximal policy is the policy at the start
+of a step; with `steps_per_prox` = 1 it is the very forward pass that is trained on.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipelines.errors import CheckpointInvalid, ContractViolation, StageError
+from pipelines.storage import exclusive, write_atomic
+from trainer import candidates, checkpoint, deepspeed_config, publish
+from trainer import job as jobs
+from trainer.dataset import TrainingRow, read_rows
+from trainer.engine import StepFigures, Trainer, connect, disconnected_at_exit
+from trainer.job import Job
+from trainer.launch import die_with_parent
+from trainer.losses import LossSettings
+from trainer.model import Policy, add_lora, load, release, score
+
+OUTSIDE_BAND: Final = np.log(1.1)
+"""A token outside +-10 % of its logged probability."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What changes while a job runs; saved with every checkpoint."""
+
+    step: int = 0
+    nonfinite_steps: int = 0
+    nonfinite_in_a_row: int = 0
+    quarantined: list[str] = field(default_factory=list)
+    """Rows with non-finite log-probabilities: left out of all later steps."""
+    stop_reason: str = "done"
+    first: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
+    kl_spent: float = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-able copy."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def order(rows: int, *, per_step: int, passes: int, seed: int) -> list[list[int]]:
+    """Plan the optimizer batches: each pass visits every row once in its own random order.
+
+    Args:
+        rows: Number of rows.
+        per_step: Rows of one batch; the last batch of a pass may be smaller, and joins its predecessor when below half.
+        passes: Number of passes.
+        seed: The same seed gives the same plan on every rank and after a restart.
+    """
+    batches: list[list[int]] = []
+    for number in range(passes):
+        shuffled = np.random.default_rng([seed, number]).permutation(rows).tolist()
+        cut = [shuffled[i : i + per_step] for i in range(0, rows, per_step)]
+        if len(cut) > 1 and 2 * len(cut[-1]) < per_step:
+            cut[-2] += cut.pop()
+        batches += cut
+    return batches
+
+
+def parity_figures(rows: Sequence[TrainingRow], ref: Sequence[np.ndarray]) -> dict[str, float]:
+    """Compare logged and recomputed log-probabilities on rows that the parent itself sampled.
+
+    Returns:
+        `parity_rows`, and when there are any: `parity_median`, `parity_p99` of |d| in nats, `parity_outside_share`.
+    """
+    gaps = [np.abs(scored - row.mu) for row, scored in zip(rows, ref, strict=True) if row.same_version]
+    figures: dict[str, float] = {"parity_rows": float(len(gaps))}
+    if gaps:
+        joined = np.concatenate(gaps)
+        figures |= {
+            "parity_median": float(np.median(joined)),
+            "parity_p99": float(np.quantile(joined, 0.99)),
+            "parity_outside_share": float(np.mean(joined > OUTSIDE_BAND)),
+        }
+    return figures
+
+
+def check_parity(figures: dict[str, float], job: Job) -> None:
+    """Refuse to train when the trainer does not see the policy that served (fails closed, NaN included).
+
+    Raises:
+        ContractViolation: A figure is over its limit.
+    """
+    for name, limit in (
+        ("parity_median", job.settings.parity_median), ("parity_p99", job.settings.parity_p99),
+        ("parity_outside_share", job.settings.parity_outside_share),
+    ):  # fmt: skip
+        if name in figures and not figures[name] <= limit:
+            raise ContractViolation(
+                f"the trainer's log-probabilities differ from the logged ones: {name} {figures[name]:.4f} > trainer.{name} {limit}. "
+                "The rows were not sampled by this checkpoint, at another temperature, or the engines disagree; nothing was trained"
+            )
+
+
+class RankJob:
+    """A job in one rank."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank = folder, rank
+        self.job = jobs.read(folder)
+        self.rows = read_rows(folder / jobs.ROWS)
+        settings = self.job.settings
+        language_model = load(Path(self.job.parent_folder), dtype=settings.dtype)
+        if settings.adapter == "lora":
+            language_model = add_lora(language_model, settings)
+        names = LossSettings.__dataclass_fields__
+        self.trainer = Trainer(
+            Policy(language_model),
+            loss=settings.loss,
+            settings=LossSettings(**{name: getattr(settings, name) for name in names}),
+            deepspeed=deepspeed_config.build(
+                zero_stage=settings.zero_stage, dtype=settings.dtype, lr=settings.lr, weight_decay=settings.weight_decay, grad_clip=settings.grad_clip
+            ),
+            max_tokens=settings.max_tokens_per_micro_batch,
+        )  # fmt: skip
+        self.run = Run()
+        self.batches = order(len(self.rows), per_step=settings.rows_per_step, passes=settings.passes, seed=settings.seed)
+
+    def tell(self, entry: dict[str, Any]) -> None:
+        """Append a line to the progress file (rank 0)."""
+        if self.rank == 0:
+            with (self.folder / jobs.PROGRESS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"of": len(self.batches), **entry}) + "\n")
+
+    def reference(self) -> list[np.ndarray]:
+        """Score every row with the parent; supervised rows need no reference."""
+        if not self.job.kl_limited:
+            return [np.zeros(len(row.packed.trained), np.float32) for row in self.rows]
+        found = self.trainer.score_all(self.rows, range(len(self.rows)))
+        return [found[i] for i in range(len(self.rows))]
+
+    def train(self, ref: list[np.ndarray]) -> None:
+        """Take the remaining steps, saving as it goes."""
+        settings, run = self.job.settings, self.run
+        prox: list[np.ndarray] | None = None
+        while run.step < len(self.batches) and run.stop_reason == "done":
+            quarantined = set(run.quarantined)
+            chosen = [i for i in self.batches[run.step] if self.rows[i].row_id not in quarantined]
+            if settings.steps_per_prox > 1 and run.step % settings.steps_per_prox == 0:
+                prox = self._proximal(run.step)
+            self.trainer.set_lr(settings.lr * min(1.0, (run.step + 1) / (self.job.warmup_steps + 1)))
+            if chosen:
+                started = time.monotonic()
+                budget = settings.kl_budget if self.job.kl_limited else None
+                figures = self.trainer.step(self.rows, chosen, ref=ref, prox=prox, kl_budget=budget)
+                self._account(figures, seconds=time.monotonic() - started)
+            run.step += 1
+            whole = run.step % settings.steps_per_prox == 0
+            if (run.step % settings.save_every_steps == 0 and whole) or run.step == len(self.batches) or run.stop_reason != "done":
+                self.save()
+
+    def _proximal(self, step: int) -> list[np.ndarray]:
+        window = sorted({i for batch in self.batches[step : step + self.job.settings.steps_per_prox] for i in batch})
+        found = self.trainer.score_all(self.rows, window)
+        return [found.get(i, np.zeros(len(row.packed.trained), np.float32)) for i, row in enumerate(self.rows)]
+
+    def _account(self, figures: StepFigures, *, seconds: float) -> None:
+        run = self.run
+        tokens = max(figures.sums["tokens"], 1.0)
+        entry = {
+            "step": float(run.step), "loss": figures.sums["loss"], "kl_nats_per_token": figures.kl, "grad_norm": figures.grad_norm,
+            "entropy": figures.sums["entropy"] / tokens, "logprob": figures.sums["logprob"] / tokens,
+            "kept_share": figures.sums["kept_tokens"] / tokens, "clipped_share": figures.sums["clipped_tokens"] / tokens,
+            "seconds": seconds, "tokens_per_s": tokens / seconds,
+        }  # fmt: skip
+        if figures.over_budget:
+            run.stop_reason = "kl_budget"
+        elif not figures.applied or figures.nonfinite_rows:
+            run.nonfinite_steps += 1
+            run.nonfinite_in_a_row += 1
+            run.quarantined = sorted({*run.quarantined, *figures.nonfinite_rows})
+            if run.nonfinite_in_a_row >= self.job.settings.max_nonfinite_steps:
+                raise ContractViolation(
+                    f"{run.nonfinite_in_a_row} steps in a row had a non-finite loss or gradient (rows {run.quarantined[:5]}); the update was "
+                    "aborted, nothing was exported. Look at these rows, or lower trainer.lr"
+                )
+        else:
+            run.nonfinite_in_a_row = 0
+        if np.isfinite(entry["loss"]):
+            run.first = run.first or entry
+            run.last = entry
+        if np.isfinite(figures.kl):
+            run.kl_spent = max(run.kl_spent, figures.kl)
+        self.tell({key: value for key, value in entry.items() if np.isfinite(value)} | {"loss": entry["loss"]})
+
+    def save(self) -> None:
+        """Take a transaction checkpoint."""
+        root = self.folder / jobs.CHECKPOINTS
+        if self.rank == 0:
+            checkpoint.begin(root, self.run.step)
+        dist.barrier()
+        temporary = root / f".{checkpoint.name(self.run.step)}.tmp"
+        self.trainer.save(temporary)
+        dist.barrier()
+        if self.rank == 0:
+            state = self.run.state() | {
+                "lake_version": self.job.lake_version, "reward_version": self.job.reward_version, "config_digest": self.job.config_digest,
+                "trainer_state": self.job.state,
+            }  # fmt: skip
+            checkpoint.commit(temporary, root, self.run.step, state, keep=self.job.settings.keep_checkpoints)
+        dist.barrier()
+
+    def restore(self) -> None:
+        """Go on from the newest intact checkpoint, if there is one."""
+        found: list[Any] = [checkpoint.latest(self.folder / jobs.CHECKPOINTS) if self.rank == 0 else None]
+        dist.broadcast_object_list(found)
+        if found[0] is None:
+            return
+        folder, state = found[0]
+        self.trainer.restore(folder)
+        for name in Run.__slots__:
+            setattr(self.run, name, state[name])
+        self.tell({"done": self.run.step})
+
+    def export(self, parity: dict[str, float]) -> dict[str, Any] | None:
+        """Merge, write, read back and seal the candidate (rank 0); every rank takes part in collecting weights."""
+        probe, _ = publish.read_probe(Path(self.job.parent_folder))
+        self.trainer.engine.eval()
+        seen = [logprobs for logprobs, _ in score(self.trainer.engine, probe)]
+        masters = self.trainer.master_weights()
+        if self.rank != 0:
+            return None
+        job, run, settings = self.job, self.run, self.job.settings
+        parent = Path(job.parent_folder)
+        pristine = load(parent)
+        if settings.adapter == "lora":
+            change = publish.merged_lora(pristine, masters, scaling=settings.lora_alpha / settings.lora_rank)
+        else:
+            change = publish.replaced_weights(pristine, masters)
+        staged = publish.stage_child(pristine, parent, Path(job.store))
+        del pristine
+        release()
+        exported = publish.write_probe(staged)
+        gap, moved = publish.mean_gap(exported, seen), publish.mean_gap(exported, publish.read_probe(parent)[1])
+        publish.check_export(staged, gap=gap, change=change, tolerance=settings.probe_tolerance)
+        if job.state:
+            (staged / jobs.TRAINER_STATE).write_text(json.dumps(job.state, sort_keys=True), encoding="utf-8")
+        figures: dict[str, float | int | str | None] = {
+            "steps": run.step, "stop_reason": run.stop_reason, "nonfinite_steps": run.nonfinite_steps, "quarantined_rows": len(run.quarantined),
+            "kl_nats_per_token": run.kl_spent, "loss_first": run.first.get("loss"), "loss_last": run.last.get("loss"),
+            "entropy_last": run.last.get("entropy"), "relative_change": change, "probe_gap_nats": gap, "probe_moved_nats": moved, **parity,
+        }  # fmt: skip
+        identity, path = publish.seal(
+            staged, Path(job.store), kind=job.kind, base_model=job.base_model, parent=job.parent, created_at=publish.parse_instant(job.created_at),
+            config_digest=job.config_digest, reward_version=job.reward_version, lake_version=job.lake_version, training=job.facts | figures,
+        )  # fmt: skip
+        return {"checkpoint": identity, "path": str(path), "parent": job.parent, **job.facts, **figures}
+
+
+def work(folder: Path, rank: int) -> None:
+    """Run the whole job in one rank."""
+    started = time.monotonic()
+    current = RankJob(folder, rank)
+    job = current.job
+    candidates.read_manifest(Path(job.parent_folder))
+    ref = current.reference()
+    parity = parity_figures(current.rows, ref) if job.kl_limited else {}
+    check_parity(parity, job)
+    scored_s = time.monotonic() - started
+    current.restore()
+    current.tell({})
+    current.train(ref)
+    if job.settings.lr == 0:
+        result: dict[str, Any] | None = _self_test(current, ref, parity)
+    else:
+        result = current.export(parity)
+    if rank == 0 and result is not None:
+        result |= {"seconds": {"load_and_reference": scored_s, "all": time.monotonic() - started}}
+        write_atomic(folder / jobs.RESULT, json.dumps(result).encode())
+
+
+def _self_test(current: RankJob, ref: list[np.ndarray], parity: dict[str, float]) -> dict[str, Any] | None:
+    """With lr = 0 nothing may move: compare the policy after all steps with itself before; exports nothing."""
+    after = current.trainer.score_all(current.rows, range(len(current.rows)))
+    moved = max(float(np.abs(after[i] - before).max()) for i, before in enumerate(ref))
+    if moved > 0:
+        raise CheckpointInvalid(f"with lr = 0 log-probabilities moved by {moved:.2e} nats; the training engine is at fault")
+    return {"checkpoint": None, "self_test": "flat", "steps": current.run.step, **parity, **current.job.facts}
+
+
+def main() -> int:
+    """Run the job named on the command line; a foreseen failure is left in `failure.json`."""
+    die_with_parent()
+    folder = Path(sys.argv[1])
+    rank = int(os.environ["RANK"])
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        settings = jobs.read(folder).settings
+        with exclusive(folder / f"rank-{rank}.lock", what=f"rank {rank} of {folder.name}"):
+            connect(timeout_s=settings.collective_timeout_s)
+            with disconnected_at_exit():
+                work(folder, rank)
+    except StageError as error:
+        if rank == 0:
+            jobs.write_failure(folder, error)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
