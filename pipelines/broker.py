@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -32,20 +33,19 @@ from pipelines.config import KafkaConfig
 from pipelines.errors import BrokerUnavailable, Busy, ConfigError, StorageFull
 from pipelines.java import find_java, jars_folder
 from pipelines.storage import Home, write_atomic
+from pipelines.topics import BATCH_OVERHEAD_BYTES
 
-__all__ = ["EmbeddedBroker", "Running", "address", "jars_folder", "running"]
+__all__ = ["BATCH_OVERHEAD_BYTES", "EmbeddedBroker", "Running", "address", "jars_folder", "running"]
 
 HOST: Final = "127.0.0.1"
 START_TIMEOUT_S: Final = 90.0
 """Two seconds on an idle machine; the rest is for a loaded one and for recovering segments after a power cut."""
-HEALTH_TIMEOUT_MS: Final = 2_000
+HEALTH_TIMEOUT_S: Final = 2.0
 STOP_TIMEOUT_S: Final = 20.0
 TAKEOVER_TIMEOUT_S: Final = 15.0
 """How long a start waits for a predecessor that is going down."""
 LOG_KEPT_BYTES: Final = 10_000_000
 """The log is begun anew at a start that finds it larger."""
-BATCH_OVERHEAD_BYTES: Final = 48_576
-"""Room for key, headers and batch frame on top of an event; with the default event limit this is Kafka's own default."""
 
 JVM_OPTIONS: Final = (
     "-Xms64m",
@@ -135,27 +135,28 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _answers(bootstrap: str) -> bool:
-    """Ask for the cluster's description, as a client would; True when the node is registered and serves."""
-    from kafka import KafkaAdminClient
-    from kafka.errors import KafkaError
+def _answers(port: int) -> bool:
+    """Ask for the cluster's metadata in Kafka's protocol; True when the node is registered and serves.
 
+    The request is Metadata version 1 for no topic: api key, version, correlation id, client id, number of topics. The answer
+    begins with its length, the correlation id and the number of brokers. Written out, so that looking after a broker loads no
+    client library.
+    """
+    name = b"tidegate-health"
+    request = struct.pack(f">hhih{len(name)}si", 3, 1, 1, len(name), name, 0)
     try:
-        admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="tidegate-health", request_timeout_ms=HEALTH_TIMEOUT_MS)
-    except (KafkaError, OSError):
+        with socket.create_connection((HOST, port), timeout=HEALTH_TIMEOUT_S) as connection:
+            connection.settimeout(HEALTH_TIMEOUT_S)
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            answer = b""
+            while len(answer) < 12:
+                part = connection.recv(12 - len(answer))
+                if not part:
+                    return False
+                answer += part
+    except OSError:
         return False
-    try:
-        return len(admin.describe_cluster()["brokers"]) == 1
-    except (KafkaError, OSError):
-        return False
-    finally:
-        admin.close()
-
-
-def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=0.5):
-        return True
-    return False
+    return struct.unpack(">iii", answer)[1:] == (1, 1)
 
 
 def properties(data: Path, config: KafkaConfig, *, port: int, controller_port: int) -> str:
@@ -311,7 +312,7 @@ class EmbeddedBroker:
                     break
                 except BlockingIOError as error:
                     found = running(self.home)
-                    if time.monotonic() > deadline or (found and _listens(int(found.bootstrap.rpartition(":")[2]))):
+                    if time.monotonic() > deadline or (found and _answers(int(found.bootstrap.rpartition(":")[2]))):
                         who = f"pid {found.pid}, {found.bootstrap}" if found else f"lock {path}"
                         raise Busy(
                             f"the embedded broker of {self.home.root} is already running ({who}); stop it with: tidegate down"
@@ -366,7 +367,7 @@ class EmbeddedBroker:
         deadline = time.monotonic() + START_TIMEOUT_S
         created = psutil.Process(popen.pid).create_time()
         while popen.poll() is None and time.monotonic() < deadline:
-            if _listens(port) and _answers(bootstrap):
+            if _answers(port):
                 found = Running(bootstrap=bootstrap, pid=popen.pid, started_s=created)
                 write_atomic(self.home.broker / "port", str(port).encode())
                 write_atomic(_record(self.home), json.dumps(asdict(found)).encode())

@@ -103,17 +103,19 @@ def _fetch_once(name: str, cache: Path, target: Path, total: int) -> list[str]:
     command = [java, "-Xmx256m", *_proxy(), "-jar", str(_ivy()), "-settings", str(settings), "-ivy", str(HERE / f"{name}.xml")]
     command += ["-retrieve", f"{target}/[artifact]-[revision](-[classifier]).[ext]", "-confs", "default"]
     last: list[str] = []
-    done, shown = 0, time.monotonic()
+    found = done = 0
+    shown = time.monotonic()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     with process:
         assert process.stdout is not None
         for line in process.stdout:
+            found += line.lstrip().startswith("found ")
             done += "[SUCCESSFUL ]" in line
             if line.strip(" .\n"):
                 last = [*last[-14:], line.rstrip()]
             if time.monotonic() - shown > 2:
                 shown = time.monotonic()
-                print(f"  {name} jars: {done} of {total} fetched", file=sys.stderr, flush=True)
+                print(f"  {name} jars: {found} of {total} looked up, {done} fetched", file=sys.stderr, flush=True)
     return last if process.returncode else []
 
 
