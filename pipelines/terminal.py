@@ -20,7 +20,7 @@ from cyclopts import App, Parameter
 
 from pipelines.config import PipelinesConfig, load
 from pipelines.errors import StageError
-from pipelines.storage import Home, default_home
+from pipelines.storage import Home, default_home, write_atomic
 
 PLAIN_INTERVAL_S: Final = 5.0
 """Seconds between progress lines where there is no terminal."""
@@ -39,6 +39,7 @@ class Common:
     )
     home: Annotated[Path | None, Parameter(help="Folder with all state; default: $TIDEGATE_HOME, else .tidegate here.")] = None
     json: Annotated[bool, Parameter(name="--json", help="Print the result as JSON on stdout.", negative="")] = False
+    result: Annotated[Path | None, Parameter(help="Also write the result as JSON to this file.")] = None
 
     def tree(self, kind: type[Tree]) -> Tree:
         """Load the settings of one stage.
@@ -55,7 +56,9 @@ class Common:
         return Home(self.home.absolute()) if self.home else default_home()
 
     def show(self, result: Mapping[str, Any], text: Callable[[], str]) -> None:
-        """Print a result: JSON with `--json`, else the text for people."""
+        """Print a result: JSON with `--json`, else the text for people; and write it to `--result` if given."""
+        if self.result is not None:
+            write_atomic(self.result, (json.dumps(result, default=str) + "\n").encode())
         print(json.dumps(result, default=str) if self.json else text())
 
 
