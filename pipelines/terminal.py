@@ -138,6 +138,7 @@ def run(app: App, arguments: list[str] | None = None) -> int:
         if os.environ.get("TIDEGATE_DEBUG"):
             raise
         logging.getLogger(__name__).error("unforeseen failure", exc_info=error)
-        print(f"tidegate: unforeseen {type(error).__name__}: {error}. This is a fault in Tidegate; the log above has the trace", file=sys.stderr)
+        what = f"unforeseen {type(error).__name__}: {error}"
+        print(f"tidegate: {what}. This is a fault in Tidegate; the log above has the trace", file=sys.stderr)
         return 1
     return result if isinstance(result, int) else 0
