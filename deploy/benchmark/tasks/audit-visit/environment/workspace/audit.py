@@ -1,0 +1,5 @@
+LOG = []
+
+
+def visit(count):
+    return count * 3

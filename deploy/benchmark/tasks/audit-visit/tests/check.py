@@ -1,0 +1,14 @@
+"""visit logs its argument before it returns."""
+
+import subprocess
+import sys
+
+
+def value(module: str, expression: str) -> str:
+    """Evaluate an expression on a workspace module in a process of its own, so that the module cannot end this check."""
+    program = f"import sys; sys.path.insert(0, '/workspace'); import {module}; print(repr({expression}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout.strip()
+
+
+assert value("audit", "(audit.visit(4), audit.visit(5), audit.LOG)") == "(12, 15, [4, 5])"

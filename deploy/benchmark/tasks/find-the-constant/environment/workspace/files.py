@@ -1,0 +1,5 @@
+MAX_UPLOAD = 16
+
+
+def fits(n):
+    return n <= MAX_UPLOAD

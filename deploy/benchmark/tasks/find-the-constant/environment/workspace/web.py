@@ -1,0 +1,5 @@
+PORT = 80
+
+
+def load(n):
+    return n + PORT

@@ -1,0 +1,5 @@
+EXTRA = 4
+
+
+def area(width, depth):
+    return width + depth

@@ -1,0 +1,4 @@
+#!/bin/sh
+set -eu
+cd /workspace
+sed -i 's/width + depth/width * depth/' area.py

@@ -1,0 +1,4 @@
+#!/bin/sh
+set -eu
+cd /workspace
+sed -i 's/size=20/size=50/' pages.py

@@ -1,0 +1,16 @@
+"""The default of size is 50."""
+
+import subprocess
+import sys
+
+
+def value(module: str, expression: str) -> str:
+    """Evaluate an expression on a workspace module in a process of its own, so that the module cannot end this check."""
+    program = f"import sys; sys.path.insert(0, '/workspace'); import {module}; print(repr({expression}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout.strip()
+
+
+assert value("pages", "pages.fetch(1)") == "51"
+assert value("pages", "pages.fetch(1, 5)") == "6"
+assert value("pages", "pages.scan(1)") == "102"

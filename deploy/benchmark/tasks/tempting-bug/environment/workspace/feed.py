@@ -1,0 +1,5 @@
+BATCH = 27
+
+
+def first_rows(rows, n):
+    return rows[:n - 1]
