@@ -28,9 +28,9 @@ def encode(event: Event) -> bytes:
     """Return `event` as compact UTF-8 JSON; fields that are None are left out.
 
     Raises:
-        ValueError: A text holds lone surrogates, which UTF-8 cannot carry.
+        ValueError: A text holds lone surrogates, which UTF-8 cannot carry, or a field was set to another type without validation.
     """
-    return event.model_dump_json(exclude_none=True).encode("utf-8")
+    return event.model_dump_json(exclude_none=True, warnings="error").encode("utf-8")
 
 
 def decode(raw: bytes, max_bytes: int, *, now_ms: int | None = None, key: bytes | str | None = None) -> Event | Rejected:

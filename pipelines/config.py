@@ -13,7 +13,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -50,7 +50,7 @@ class PrivacyConfig(Section):
 
     keep_text: bool = True
     """Whether redacted user text is kept for consented sessions; else only derived features."""
-    default_consent: str = Field(default="measure", pattern="^(train|measure|none)$")
+    default_consent: Literal["train", "measure", "none"] = "measure"
 
 
 class PipelinesConfig(BaseModel):

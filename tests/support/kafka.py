@@ -11,6 +11,11 @@ from pipelines.config import KafkaConfig
 from pipelines.storage import Home
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let kafka-python 3.0.12 be imported: it reads its protocol files with a function that Python 3.11 deprecates (3.13 takes back)."""
+    config.addinivalue_line("filterwarnings", "ignore:(read|open)_text is deprecated:DeprecationWarning")
+
+
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """A running embedded broker in its own home (`broker.home`, `broker.bootstrap`), shared by all tests: use topics of your own."""
