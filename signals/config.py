@@ -1,21 +1,74 @@
 """Settings of the signal stage."""
 
+from pydantic import Field, field_validator
+
+from pipelines.codec import FUTURE_TOLERANCE_MS
 from pipelines.config import PipelinesConfig, Section
+from signals.samples import COMPONENTS
 
 
 class SparkConfig(Section):
     """How Spark runs."""
 
     master: str = "local[2]"
+    """Two cores: the rest of a laptop belongs to the engine and the trainer."""
     driver_memory: str = "2g"
+    shuffle_partitions: int = Field(default=2, ge=1)
+    """Two on one machine: small tables pay for every partition; raise it with the cluster."""
+    jars: str = ""
+    """Folder with the Delta and Kafka connector jars; empty means the one that setup fills."""
+    conf: dict[str, str] = Field(default_factory=dict)
+    """Further Spark settings, by name; they win over ours."""
 
 
 class JobsConfig(Section):
     """The append and distil jobs."""
 
+    trigger_s: float = Field(default=30.0, gt=0)
+    """How often the continuous append job starts a batch; fresher costs more small files."""
+    distil_s: float = Field(default=60.0, gt=0)
+    """How often the continuous job distils touched sessions."""
+    max_offsets_per_trigger: int = Field(default=50_000, ge=1)
+    """Bound of one batch, so that a backlog never outgrows the driver's memory."""
+    future_allowance_s: float = Field(default=FUTURE_TOLERANCE_MS / 1000, ge=0)
+    """How far an event's clock may run ahead of its Kafka record's time before it is quarantined. The record's time and not the reader's
+    clock: reading again must decide alike."""
+    cycle_s: float = Field(default=18_000.0, gt=0)
+    """Length of a training cycle; the topic must keep records for three cycles and reward windows."""
+    lookback_days: int = Field(default=30, ge=1)
+    """A touched session is recomputed from events that arrived at most this long before its newest arrival."""
+    buckets: int = Field(default=4, ge=1)
+    """Partitions of the distilled tables (hash of the session id); fixed once a lake exists. More for large lakes."""
+    quarantine_alert_share: float = Field(default=0.05, ge=0, le=1)
+    """Share of quarantined records above which `run` warns."""
+
 
 class RewardsConfig(Section):
     """Weights and windows of the reward."""
+
+    window_s: int = Field(default=1800, ge=1)
+    """How long a turn waits for evidence after its last action, unless the session ends or the user says what they think."""
+    weights: dict[str, float] = Field(default_factory=lambda: {"edits_kept": 1.0, "follow_up": 0.5, "latency": 0.1, "tool_calls": 0.5})
+    """Weight of each component; kept edits lead because they are what the user did, follow-ups are a model's reading of it."""
+    latency_medians_ms: dict[str, float] = Field(default_factory=dict)
+    """Frozen median sampling time of a turn by task bucket ("*" for any other); without one a turn has no latency component.
+    Frozen, because a median of the data being scored would make one turn's reward depend on which other turns arrived."""
+
+    @field_validator("weights")
+    @classmethod
+    def _known(cls, weights: dict[str, float]) -> dict[str, float]:
+        if unknown := sorted(set(weights) - set(COMPONENTS)):
+            raise ValueError(f"{', '.join(unknown)} is no reward component; known: {', '.join(COMPONENTS)}")
+        if any(weight < 0 for weight in weights.values()) or not any(weights.values()):
+            raise ValueError("weights are at least 0 and one of them is positive")
+        return weights
+
+    @field_validator("latency_medians_ms")
+    @classmethod
+    def _positive(cls, medians: dict[str, float]) -> dict[str, float]:
+        if any(median <= 0 for median in medians.values()):
+            raise ValueError("a median duration is positive")
+        return medians
 
 
 class SignalsConfig(PipelinesConfig):

@@ -1,0 +1,221 @@
+"""Commands of the signal stage."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from pipelines.storage import write_atomic
+from pipelines.terminal import Common, run
+from signals.config import SignalsConfig
+
+app = App(name="signals", help="Distil session events into rewards and training samples.")
+explain_app = App(name="explain", help="Show every event, component, weight and rule behind one number.")
+quarantine_app = App(name="quarantine", help="Look at records that are no valid events.")
+app.command(explain_app)
+app.command(quarantine_app)
+
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+@app.command(name="run")
+def run_(
+    *,
+    once: Flag = False,
+    result: Path | None = None,
+    resume_from_ledger: Flag = False,
+    accept_gap: Flag = False,
+    everything: Flag = False,
+    tombstoned: Path | None = None,
+    common: Common = Common(),
+) -> None:
+    """Append new events to the lake and recompute the sessions they touch.
+
+    Args:
+        once: Read what is there now and end; without it, go on until stopped.
+        result: File that gets the result as JSON.
+        resume_from_ledger: Start a new stream state where the lake ends (after the old state or the lake was lost or restored).
+        accept_gap: Go on although Kafka deleted events before they were read; the loss is written to the table `gaps`.
+        everything: Recompute all sessions, as after a change of reward settings.
+        tombstoned: JSON file with a list of policy versions that were rolled back; what they sampled is not trainable.
+    """
+    from signals import job
+
+    config = common.tree(SignalsConfig)
+    flags = job.Flags(
+        once=once, resume_from_ledger=resume_from_ledger, accept_gap=accept_gap, everything=everything,
+        tombstoned=job.read_tombstoned(tombstoned),
+    )  # fmt: skip
+    done = job.run(config, common.place(), flags)
+    if result is not None:
+        write_atomic(result, json.dumps(done, default=str).encode())
+    share = done["append"]["quarantined"] / max(done["append"]["rows"] + done["append"]["quarantined"], 1)
+    if share > config.signals.quarantine_alert_share:
+        print(f"tidegate: {share:.1%} of the records are no valid events; look at: tidegate signals quarantine show", file=sys.stderr)
+    common.show(done, lambda: _run_text(done))
+
+
+def _run_text(done: dict[str, Any]) -> str:
+    outcomes = ", ".join(f"{name} {number}" for name, number in done["distil"]["outcomes"].items()) or "none yet"
+    return (
+        f"events: {done['append']['rows']} appended, {done['append']['quarantined']} quarantined in {done['append']['batches']} batches\n"
+        f"sessions: {done['distil']['sessions']} recomputed, {done['distil']['turns']} turns\n"
+        f"turns in the lake: {outcomes}\n"
+        f"seconds: {', '.join(f'{name} {value:.1f}' for name, value in done['seconds'].items())}"
+    )
+
+
+@app.command
+def tables(*, common: Common = Common()) -> None:
+    """List the lake's tables: rows, version, columns with units, and the line that opens each in DuckDB."""
+    from signals import lake
+    from signals.tables import TABLES
+
+    home = common.place()
+    listed = [
+        {
+            "table": name,
+            "row": table.row,
+            "rows": lake.read(home, name, columns=[table.schema.names[0]]).num_rows,
+            "version": lake.open_table(home, name).version() if lake.exists(home, name) else None,
+            "path": str(lake.path(home, name)),
+            "columns": {
+                field.name: {"type": str(field.type), "doc": (field.metadata or {}).get(b"doc", b"").decode()} for field in table.schema
+            },
+            "duckdb": lake.duckdb_line(home, name),
+        }
+        for name, table in TABLES.items()
+    ]
+
+    def text() -> str:
+        lines: list[str] = []
+        for item in listed:
+            lines.append(f"{item['table']}: {item['row']} ({item['rows']} rows, version {item['version']})")
+            width = max(map(len, item["columns"]))
+            for name, column in item["columns"].items():
+                kind = column["type"] if len(column["type"]) < 30 else column["type"].split("<")[0]
+                lines.append(f"    {name:{width}}  {kind:24}  {column['doc']}")
+            lines.append(f"    python -c '{item['duckdb']}'\n")
+        return "\n".join(lines)
+
+    common.show({"tables": listed}, text)
+
+
+@app.command
+def counts(*, common: Common = Common()) -> None:
+    """Show what became of every turn, by policy version."""
+    from signals import lake
+
+    rows = lake.counts(common.place())
+
+    def text() -> str:
+        lines = [f"{'policy':>8}  {'arm':10} {'origin':10} {'outcome':14} {'reason':20} {'turns':>7}"]
+        for row in rows:
+            policy = "foreign" if row["policy_version"] is None else row["policy_version"]
+            lines.append(
+                f"{policy:>8}  {row['arm']:10} {row['origin']:10} {row['outcome']:14} {row['outcome_reason'] or '':20} {row['turns']:>7}"
+            )
+        return "\n".join(lines)
+
+    common.show({"counts": rows}, text)
+
+
+@quarantine_app.command
+def show(*, limit: int = 20, common: Common = Common()) -> None:
+    """Show why records were set aside, and the newest of them (never their content).
+
+    Args:
+        limit: Records to list.
+    """
+    from signals import lake
+
+    home = common.place()
+    found = lake.read(home, "quarantine", columns=["topic", "partition", "offset", "arrived_at", "reason", "detail", "raw"]).to_pylist()
+    conflicts = lake.read(home, "conflicts", columns=["event_id", "session_id", "topic", "partition", "offset"]).to_pylist()
+    reasons: dict[str, int] = {}
+    for row in found:
+        reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
+    if conflicts:
+        reasons["conflicting_duplicate"] = len(conflicts)
+    newest = sorted(found, key=lambda row: row["arrived_at"], reverse=True)[:limit]
+    records = [{**{key: value for key, value in row.items() if key != "raw"}, "bytes": len(row["raw"] or b"")} for row in newest]
+
+    def text() -> str:
+        lines = [f"{number:>7}  {reason}" for reason, number in sorted(reasons.items())] or ["nothing is in quarantine"]
+        lines += [
+            f"{row['arrived_at']:%Y-%m-%d %H:%M:%S}  {row['topic']}-{row['partition']}@{row['offset']}  {row['bytes']} bytes  {row['reason']}"
+            f" {row['detail'] or ''}"
+            for row in records
+        ]
+        return "\n".join(lines)
+
+    common.show({"reasons": reasons, "records": records, "conflicts": conflicts[:limit]}, text)
+
+
+@explain_app.command
+def reward(turn_id: str, *, common: Common = Common()) -> None:
+    """Explain the reward of a turn.
+
+    Args:
+        turn_id: The turn.
+    """
+    _explain(turn_id, common, whole_session=False)
+
+
+@explain_app.command
+def turn(turn_id: str, *, common: Common = Common()) -> None:
+    """Explain the outcome and reward of a turn.
+
+    Args:
+        turn_id: The turn.
+    """
+    _explain(turn_id, common, whole_session=False)
+
+
+@explain_app.command
+def session(session_id: str, *, common: Common = Common()) -> None:
+    """Explain every turn of a session.
+
+    Args:
+        session_id: The session.
+    """
+    _explain(session_id, common, whole_session=True)
+
+
+def _explain(identity: str, common: Common, *, whole_session: bool) -> None:
+    from signals import explain
+
+    home, config = common.place(), common.tree(SignalsConfig)
+    explained = explain.session(home, config.rewards, identity) if whole_session else [explain.turn(home, config.rewards, identity)]
+    common.show({"turns": explained}, lambda: "\n\n".join(map(explain.text, explained)))
+
+
+@app.command
+def baselines(*, common: Common = Common()) -> None:
+    """Print the median sampling time by task bucket, as settings to freeze for the next cycle."""
+    from signals import lake
+
+    frame = lake.turns(common.place()).to_pandas()
+    frame = frame[frame["sampling_ms"] > 0]
+    medians = {str(bucket): round(float(value), 1) for bucket, value in frame.groupby("task_bucket")["sampling_ms"].median().items()}
+    if len(frame):
+        medians["*"] = round(float(frame["sampling_ms"].median()), 1)
+    lines = ["[rewards.latency_medians_ms]", *[f"{json.dumps(bucket)} = {value}" for bucket, value in medians.items()]]
+    common.show({"latency_medians_ms": medians}, lambda: "\n".join(lines))
+
+
+@app.command(name="fit-followups")
+def fit_followups(*, common: Common = Common()) -> None:
+    """Refit the follow-up model on the committed labels and print what to commit."""
+    from dataclasses import asdict
+
+    from signals.fitting import fit, labelled
+
+    found = asdict(fit(labelled()))
+    common.show(found, lambda: "\n".join(f"{name}: {value}" for name, value in found.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(run(app))

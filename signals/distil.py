@@ -1,0 +1,232 @@
+"""The distil job: from `events` to `turns`, `edits`, `rewards`, `samples` and `ledger_counts`, for the sessions that changed.
+
+A session is touched when events of it arrived since the last distil, when a window of it has closed meanwhile, or when a policy version it
+used was tombstoned or restored. Touched sessions are recomputed whole; untouched ones in the same bucket are carried over; then each
+bucket is replaced in one commit a table. Nothing depends on how far an earlier run came: the table `distilled` is written last, and until
+it names a frontier the same sessions are recomputed to the same rows.
+
+Takes: the lake, settings, `now`. Gives: rewritten buckets and a summary. Leaves out: the rules (`transforms.py`).
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pipelines.errors import ConfigError, ContractViolation
+from pipelines.storage import Home
+from signals import lake, transforms
+from signals.config import SignalsConfig
+from signals.rewards import reward_version
+from signals.tables import BUCKET, TABLES
+
+LOG: Final = logging.getLogger(__name__)
+WRITTEN: Final = ("edits", "rewards", "samples", "turns")
+"""Tables written by Spark; `turns` last, so that a turn that is seen has its reward and samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touched:
+    """What has to be recomputed."""
+
+    sessions: frozenset[str]
+    since: date
+    """Events of these sessions that arrived before this day are not looked at."""
+    frontier: dict[str, int]
+    """What the lake held when this was decided."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What one distil did."""
+
+    sessions: int
+    turns: int
+    """Turns of the sessions recomputed."""
+    outcomes: dict[str, int]
+    """All turns of the lake by outcome."""
+    conflicts: int
+    """Events of the recomputed sessions whose id had other content before."""
+
+
+def touched(home: Home, config: SignalsConfig, *, now: datetime, tombstoned: frozenset[int], everything: bool = False) -> Touched:
+    """Find the sessions to recompute, without Spark.
+
+    Args:
+        home: The deployment.
+        config: Settings.
+        now: The instant that windows are closed against.
+        tombstoned: Policy versions whose release was rolled back.
+        everything: Whether to take all sessions, as after a change of reward settings.
+
+    Raises:
+        ConfigError: The lake was written with another number of buckets.
+    """
+    frontier = lake.frontier(home)
+    before = None if everything else lake.last(lake.read(home, "distilled"), "distilled_at")
+    if before and before["buckets"] != config.signals.buckets:
+        raise ConfigError(f"signals.buckets is {config.signals.buckets}, but this lake was written with {before['buckets']}; set it back")
+    known = dict(before["frontier"]) if before else {}
+    sessions: set[str] = set()
+    days: set[date] = set()
+    for batch in _new_events(home, known, frontier):
+        sessions.update(batch.column("session_id").to_pylist())
+        days.update(batch.column("date").unique().to_pylist())
+    changed = tombstoned ^ frozenset(before["tombstoned"] if before else ())
+    turns = lake.read(home, "turns", columns=["session_id", "policy_version", "final", "closes_at", "started_at"])
+    due = pc.and_(pc.invert(turns["final"]), pc.less_equal(turns["closes_at"], pa.scalar(now, pa.timestamp("us", tz="UTC"))))
+    moved = pc.fill_null(pc.is_in(turns["policy_version"], pa.array(sorted(changed), pa.int64())), False)
+    again = turns.filter(pc.or_(due, moved))
+    sessions.update(again["session_id"].to_pylist())
+    if (first := pc.min(again["started_at"]).as_py()) is not None:
+        days.add(first.date())
+    since = min(days, default=now.date()) - timedelta(days=config.signals.lookback_days)
+    return Touched(sessions=frozenset(sessions), since=since, frontier=frontier)
+
+
+def _new_events(home: Home, known: dict[str, int], frontier: dict[str, int]) -> Iterable[pa.RecordBatch]:
+    """Yield session ids and days of events between two frontiers, in batches of bounded size."""
+    if not lake.exists(home, "events"):
+        return
+    condition = None
+    for key, end in sorted(frontier.items()):
+        topic, _, partition = key.rpartition("-")
+        start = known.get(key, 0)
+        if end > start:
+            own = (ds.field("topic") == topic) & (ds.field("partition") == int(partition)) & (ds.field("offset") >= start) & (ds.field("offset") < end)
+            condition = own if condition is None else condition | own
+    if condition is not None:
+        dataset = lake.open_table(home, "events").to_pyarrow_dataset()
+        yield from dataset.scanner(columns=["session_id", "date"], filter=condition, batch_size=65_536).to_batches()
+
+
+def distil(
+    spark: SparkSession,
+    home: Home,
+    config: SignalsConfig,
+    what: Touched,
+    *,
+    now: datetime,
+    tombstoned: frozenset[int] = frozenset(),
+    after: Callable[[str], None] = lambda _step: None,
+) -> Summary:
+    """Recompute sessions and replace their buckets.
+
+    Args:
+        spark: The session.
+        home: The deployment.
+        config: Settings.
+        what: From `touched`.
+        now: The instant that windows are closed against.
+        tombstoned: Policy versions whose release was rolled back.
+        after: Told the name of each table once it is written.
+
+    Raises:
+        ContractViolation: A turn has no outcome, or two; nothing is recorded as done then.
+    """
+    conflicts = turns = 0
+    if what.sessions:
+        ids = spark.createDataFrame(pa.table({"session_id": pa.array(sorted(what.sessions), pa.string())}))
+        wanted = F.broadcast(transforms.with_bucket(ids, config.signals.buckets).persist())
+        buckets = sorted(row[BUCKET] for row in wanted.select(BUCKET).distinct().collect())
+        events = (
+            spark.read.format("delta").load(str(lake.path(home, "events")))
+            .where(F.col("date") >= F.lit(what.since)).join(wanted, "session_id", "left_semi")
+        )  # fmt: skip
+        events = transforms.with_bucket(events, config.signals.buckets)
+        now_ms = int(now.timestamp() * 1000)
+        found = transforms.distilled(
+            events, config.rewards, now_ms=now_ms, tombstoned=tombstoned, partitions=min(config.signals.buckets, config.spark.shuffle_partitions)
+        )
+        try:
+            turns = _write(spark, home, found, wanted, buckets, after)
+            conflicts = _write_conflicts(home, found.conflicts, buckets, spark, wanted)
+        finally:
+            for frame in found.cached:
+                frame.unpersist()
+        lake.replace_buckets(home, "ledger_counts", _counts(home, buckets), buckets)
+        after("ledger_counts")
+    outcomes = check_outcomes(home)
+    lake.append(home, "distilled", [{
+        "distilled_at": now, "frontier": what.frontier, "tombstoned": sorted(tombstoned), "reward_version": reward_version(config.rewards),
+        "buckets": config.signals.buckets, "sessions": len(what.sessions), "turns": turns, "versions": lake.versions(home),
+    }])  # fmt: skip
+    after("distilled")
+    return Summary(sessions=len(what.sessions), turns=turns, outcomes=outcomes, conflicts=conflicts)
+
+
+def _carried(spark: SparkSession, home: Home, name: str, wanted: DataFrame, buckets: list[int]) -> DataFrame | None:
+    """Return the rows of untouched sessions in buckets that are to be replaced; None when the table holds nothing yet."""
+    if lake.open_table(home, name).version() == 0:
+        return None
+    rows = spark.read.format("delta").load(str(lake.path(home, name))).where(F.col(BUCKET).isin(buckets))
+    return rows.join(wanted, "session_id", "left_anti").select(*TABLES[name].schema.names)
+
+
+def _replace(frame: DataFrame, home: Home, name: str, buckets: list[int]) -> None:
+    predicate = f"{BUCKET} IN ({', '.join(map(str, buckets))})"
+    frame.write.format("delta").mode("overwrite").option("replaceWhere", predicate).save(str(lake.path(home, name)))
+
+
+def _write(
+    spark: SparkSession, home: Home, found: transforms.Distilled, wanted: DataFrame, buckets: list[int], after: Callable[[str], None]
+) -> int:
+    """Replace the buckets of the tables; returns the number of turns recomputed."""
+    fresh = {"edits": found.edits, "rewards": found.rewards, "samples": found.samples, "turns": found.turns}
+
+    def write(name: str) -> None:
+        carried = _carried(spark, home, name, wanted, buckets)
+        _replace(fresh[name] if carried is None else fresh[name].unionByName(carried), home, name, buckets)
+        after(name)
+
+    turns = found.turns.count()  # Fills the caches that all four tables share.
+    # Each commit waits for files more than for cores, so they go side by side; `turns` is last and alone.
+    with ThreadPoolExecutor(max_workers=len(WRITTEN) - 1) as pool:
+        list(pool.map(write, WRITTEN[:-1]))
+    write(WRITTEN[-1])
+    return turns
+
+
+def _write_conflicts(home: Home, conflicts: DataFrame, buckets: list[int], spark: SparkSession, wanted: DataFrame) -> int:
+    number = conflicts.count()
+    if number or lake.open_table(home, "conflicts").version() > 0:
+        carried = _carried(spark, home, "conflicts", wanted, buckets)
+        _replace(conflicts if carried is None else conflicts.unionByName(carried), home, "conflicts", buckets)
+    return number
+
+
+def _counts(home: Home, buckets: list[int]) -> list[dict[str, Any]]:
+    keys = ["policy_version", "arm", "origin", "outcome", "outcome_reason", BUCKET]
+    turns = lake.read(home, "turns", columns=keys, filters=[(BUCKET, "in", buckets)])
+    return [{key: row[key] for key in keys} | {"turns": row["outcome_count"]} for row in turns.group_by(keys).aggregate([("outcome", "count")]).to_pylist()]
+
+
+def check_outcomes(home: Home) -> dict[str, int]:
+    """Return all turns of the lake by outcome, once it is certain that every turn has exactly one.
+
+    Raises:
+        ContractViolation: A turn appears twice or without an outcome, or the counts do not add up to the turns.
+    """
+    turns = lake.read(home, "turns", columns=["session_id", "turn_id", "outcome"])
+    distinct = turns.group_by(["session_id", "turn_id"]).aggregate([]).num_rows
+    counted = pc.sum(lake.read(home, "ledger_counts", columns=["turns"])["turns"]).as_py() or 0
+    if not turns.num_rows == distinct == counted or turns["outcome"].null_count:
+        raise ContractViolation(
+            f"the lake at {home.lake} holds {turns.num_rows} turn rows for {distinct} turns and counts {counted} outcomes; "
+            "run: tidegate signals run --once --everything"
+        )
+    grouped = turns.group_by("outcome").aggregate([("outcome", "count")]).to_pylist()
+    return {row["outcome"]: row["outcome_count"] for row in sorted(grouped, key=lambda row: row["outcome"])}
+
+
+def utc_now() -> datetime:
+    """Return the present instant, for commands."""
+    return datetime.now(UTC)

@@ -1,0 +1,157 @@
+"""From Kafka records to events or quarantine, as Spark columns.
+
+The same judgement as `pipelines.codec.decode`, with the same reasons, so that a client and the stream agree on what an event is (but for a
+number where a text belongs, which Spark reads as text). Only
+transport faults are faults: an invalid tool call or a truncated answer is a fact and passes. Judged by the record's own time, so that
+reading a record twice decides alike.
+
+Takes: the columns of Spark's Kafka source. Gives: every record with its parsed columns and a `reason` (null: it is an event).
+Leaves out: writing (`stream.py`).
+"""
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from pipelines.codec import FUTURE_TOLERANCE_MS
+from pipelines.events import PAYLOADS, SCHEMA_VERSION, Envelope
+from signals.tables import EVENTS, QUARANTINE
+from signals.wire import Rule, envelope_rules, json_ddl, payload_rules
+
+CORRUPT: Final = "_corrupt"
+PARSE: Final = {"columnNameOfCorruptRecord": CORRUPT, "mode": "PERMISSIVE", "allowNonNumericNumbers": "false"}
+ARRAYS: Final = ("prompt_ids", "response_ids", "behaviour_logprobs")
+DEFAULTS: Final = {name: Envelope.model_fields[name].default for name in ("schema_version", "arm", "consent")}
+"""What the envelope says when a field is absent."""
+
+
+def _first_true(cases: list[tuple[Column, str]]) -> Column:
+    """Return the text of the first case that holds; null when none does."""
+    return F.coalesce(*[F.when(condition, F.lit(text)) for condition, text in cases]) if cases else F.lit(None).cast("string")
+
+
+def _missing(rule: Rule) -> Column:
+    return F.col(rule.field).isNull()
+
+
+def _invalid(rule: Rule) -> Column | None:
+    """Return whether a present value breaks its rule; None when there is nothing to check."""
+    value = F.col(rule.field)
+    checks: list[Column] = []
+    if rule.values:
+        checks.append(~value.isin(*rule.values))
+    if rule.at_least is not None:
+        checks.append(value < F.lit(rule.at_least))
+    if rule.at_most is not None:
+        checks.append(value > F.lit(rule.at_most))
+    if rule.min_chars is not None:
+        checks.append(F.length(value) < rule.min_chars)
+    if rule.max_chars is not None:
+        checks.append(F.length(value) > rule.max_chars)
+    if not checks:
+        return None
+    broken = checks[0]
+    for check in checks[1:]:
+        broken = broken | check
+    return broken
+
+
+def _by_type(rules: dict[str, list[Rule]], *, missing: bool) -> Column:
+    """Return the payload field at fault for the row's type, or null."""
+    columns: list[Column] = []
+    for kind, own in rules.items():
+        cases = [
+            (condition, rule.field)
+            for rule in own
+            if (condition := ((_missing(rule) if rule.required else None) if missing else _invalid(rule))) is not None
+        ]
+        if cases:
+            columns.append(F.when(F.col("type") == kind, _first_true(cases)))
+    return F.coalesce(*columns)
+
+
+def _field_fault(*, missing: bool) -> Column:
+    """Return the first envelope or payload field at fault, or null."""
+    top = [
+        (condition, rule.field)
+        for rule in envelope_rules()
+        if (condition := ((_missing(rule) if rule.required else None) if missing else _invalid(rule))) is not None
+    ]
+    if missing:
+        top = [(F.col("type").isNull(), "type"), *top, (F.col("payload").isNull(), "payload")]
+    return F.coalesce(_first_true(top), _by_type(payload_rules(), missing=missing))
+
+
+def _packed_fault() -> Column:
+    """Return the packed array at fault, or null: not base64, not whole 32-bit numbers, or ids and log-probabilities of unequal number."""
+    sizes = {name: F.octet_length(F.try_to_binary(F.col(f"payload.{name}"), F.lit("base64"))) for name in (*ARRAYS, "sketch")}
+    cases = [
+        (F.col(f"payload.{name}").isNotNull() & (sizes[name].isNull() | (sizes[name] % 4 != 0)), f"payload.{name}") for name in ARRAYS
+    ]
+    cases.append((sizes["response_ids"] != sizes["behaviour_logprobs"], "payload.behaviour_logprobs"))
+    sketch = F.col("payload.sketch").isNotNull() & (sizes["sketch"].isNull() | (sizes["sketch"] % 8 != 0))
+    return F.when(F.col("type") == "completion", _first_true(cases)).when(
+        F.col("type") == "edit_proposed", _first_true([(sketch, "payload.sketch")])
+    )
+
+
+def judged(records: DataFrame, *, max_bytes: int, future_ms: int = FUTURE_TOLERANCE_MS) -> DataFrame:
+    """Parse and judge Kafka records.
+
+    Args:
+        records: `key`, `value` (binary), `topic`, `partition`, `offset`, `timestamp` of Spark's Kafka source.
+        max_bytes: Larger values are `oversized` and not parsed.
+        future_ms: How far an event may be ahead of its record.
+
+    Returns:
+        The columns of the table `events`, then `reason`, `detail`, `key`, `raw`.
+    """
+    raw = F.col("value")
+    fits = F.octet_length(raw) <= max_bytes
+    parsed = records.select(
+        "key", F.col("value").alias("raw"), "topic", "partition", "offset", F.col("timestamp").alias("arrived_at"),
+        F.to_date("timestamp").alias("date"), fits.alias("_fits"),
+        F.when(fits & F.is_valid_utf8(raw.cast("string")), F.from_json(raw.cast("string"), json_ddl(CORRUPT), PARSE)).alias("_event"),
+    )  # fmt: skip
+    flat = parsed.select("*", "_event.*").drop("_event").withColumn("value", F.col("raw"))
+    for name, default in DEFAULTS.items():
+        flat = flat.withColumn(name, F.coalesce(F.col(name), F.lit(default)))
+    anything = F.coalesce(*[F.col(name) for name in ("event_id", "type", "session_id", "user_key")]).isNotNull()
+    missing, invalid, packed = _field_fault(missing=True), _field_fault(missing=False), _packed_fault()
+    future = F.col("occurred_at_ms") > F.unix_millis("arrived_at") + future_ms
+    keyed = F.coalesce(F.col("key") != F.encode("session_id", "utf-8"), F.lit(True))
+    reason = _first_true([
+        (F.coalesce(~F.col("_fits"), F.lit(False)), "oversized"),
+        (~anything | (F.col(CORRUPT).isNotNull() & F.json_object_keys(raw.cast("string")).isNull()), "malformed_json"),
+        (F.col("schema_version") != SCHEMA_VERSION, "unknown_version"),
+        (F.col("type").isNotNull() & ~F.col("type").isin(*PAYLOADS), "unknown_type"),
+        (F.col(CORRUPT).isNotNull(), "invalid_field"),
+        (missing.isNotNull(), "missing_field"),
+        (invalid.isNotNull(), "invalid_field"),
+        (future, "future_dated"),
+        (keyed, "wrong_key"),
+        (packed.isNotNull(), "bad_packed_array"),
+    ])  # fmt: skip
+    detail = (
+        F.when(F.col("reason") == "missing_field", missing)
+        .when((F.col("reason") == "invalid_field") & F.col(CORRUPT).isNull(), invalid)
+        .when(F.col("reason") == "bad_packed_array", packed)
+    )
+    content = ["type", *[rule.field for rule in envelope_rules() if "." not in rule.field and rule.field != "recorded_at_ms"]]
+    return (
+        flat.withColumn("reason", reason)
+        .withColumn("detail", detail)
+        .withColumn("fingerprint", F.when(F.col("reason").isNull(), F.sha2(F.to_json(F.struct(*content, "client", "payload")), 256)))
+        .select(*EVENTS.schema.names, "reason", "detail", "key", "raw")
+    )
+
+
+def accepted(frame: DataFrame) -> DataFrame:
+    """Return the rows of `judged` that are events, with the columns of the table `events`."""
+    return frame.where(F.col("reason").isNull()).select(*EVENTS.schema.names)
+
+
+def refused(frame: DataFrame) -> DataFrame:
+    """Return the rows of `judged` that are not, with the columns of the table `quarantine`."""
+    return frame.where(F.col("reason").isNotNull()).select(*QUARANTINE.schema.names)

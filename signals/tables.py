@@ -1,0 +1,222 @@
+"""The lake's tables as data: columns, units, partitions and what one row is.
+
+Takes: nothing. Gives: an Arrow schema for each table, which both writers (Spark and deltalake) and all readers follow.
+Leaves out: reading and writing (`lake.py`) and how the rows come about (`stream.py`, `distil.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from signals.samples import COMPONENTS, SAMPLES
+from signals.wire import arrow_fields
+
+BUCKET: Final = "session_bucket"
+INSTANT: Final = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table of the lake."""
+
+    name: str
+    row: str
+    """What one row is."""
+    schema: pa.Schema
+    partition_by: tuple[str, ...] = ()
+
+
+def _field(name: str, kind: pa.DataType, doc: str) -> pa.Field:
+    return pa.field(name, kind, metadata={"doc": doc})
+
+
+_RECORD: Final = [
+    _field("topic", pa.string(), "Kafka topic"),
+    _field("partition", pa.int32(), "Kafka partition"),
+    _field("offset", pa.int64(), "Kafka offset"),
+]
+_ARRIVED: Final = [
+    _field("arrived_at", INSTANT, "Kafka's record time"),
+    _field("date", pa.date32(), "UTC day of arrived_at"),
+]
+_TURN_IDS: Final = [
+    _field("session_id", pa.string(), "session"),
+    _field("turn_id", pa.string(), "turn"),
+    _field("turn_index", pa.int32(), "position in the session, from 0"),
+    _field("user_key", pa.string(), "keyed hash of the user"),
+    _field("origin", pa.string(), "live, simulated, benchmark or imported"),
+    _field("arm", pa.string(), "experiment arm"),
+    _field("policy_version", pa.int64(), "policy that served the turn; null for foreign policies"),
+    _field("task_bucket", pa.string(), "kind of task; null when unknown"),
+]
+_OUTCOME: Final = [
+    _field("outcome", pa.string(), "scored, pending, no_evidence, not_trainable or infra_error; exactly one"),
+    _field("outcome_reason", pa.string(), "detail of the outcome, e.g. no_consent; null when there is none"),
+]
+_BUCKET: Final = _field(BUCKET, pa.int32(), "hash of session_id, the partition that is rewritten together")
+
+EVENTS: Final = Table(
+    name="events",
+    row="one accepted Kafka record, as it arrived; duplicates included",
+    schema=pa.schema([*arrow_fields(), _field("fingerprint", pa.string(), "sha256 of all but the recorder's clock"), *_RECORD, *_ARRIVED]),
+    partition_by=("date",),
+)
+QUARANTINE: Final = Table(
+    name="quarantine",
+    row="one Kafka record that is no valid event, whole",
+    schema=pa.schema(
+        [
+            *_RECORD,
+            *_ARRIVED,
+            _field("reason", pa.string(), "empty, oversized, malformed, unknown_version, unknown_type, missing_field, ..."),
+            _field("detail", pa.string(), "the field at fault; null when there is none"),
+            _field("key", pa.binary(), "record key as it arrived"),
+            _field("raw", pa.binary(), "record value as it arrived"),
+        ]
+    ),
+    partition_by=("date",),
+)
+OFFSETS: Final = Table(
+    name="offset_ledger",
+    row="one batch and Kafka partition: where every offset went",
+    schema=pa.schema(
+        [
+            _field("stream", pa.string(), "id of the stream state (Spark checkpoint) that wrote the batch"),
+            _field("batch", pa.int64(), "batch id inside the stream"),
+            *_RECORD[:2],
+            _field("start", pa.int64(), "first offset of the batch"),
+            _field("end", pa.int64(), "offset after its last"),
+            _field("kept", pa.int64(), "records written to events"),
+            _field("quarantined", pa.int64(), "records written to quarantine"),
+            _field("committed_at", INSTANT, "when the row was written"),
+        ]
+    ),
+)
+GAPS: Final = Table(
+    name="gaps",
+    row="offsets that Kafka no longer had and a person accepted as lost",
+    schema=pa.schema(
+        [
+            *_RECORD[:2],
+            _field("start", pa.int64(), "first lost offset"),
+            _field("end", pa.int64(), "offset after the last lost one"),
+            _field("accepted_at", INSTANT, "when --accept-gap was given"),
+        ]
+    ),
+)
+CONFLICTS: Final = Table(
+    name="conflicts",
+    row="an event whose id was seen before with other content; not used",
+    schema=pa.schema([_field("session_id", pa.string(), "session"), _field("event_id", pa.string(), "the repeated id"), *_RECORD, _BUCKET]),
+    partition_by=(BUCKET,),
+)
+TURNS: Final = Table(
+    name="turns",
+    row="one turn, with its one outcome",
+    schema=pa.schema(
+        [
+            *_TURN_IDS,
+            _field("consent", pa.string(), "strictest consent seen in the turn: none < measure < train"),
+            _field("surface", pa.string(), "where: cli, ide, api, simulator, importer"),
+            _field("language", pa.string(), "ISO 639-1; null when unknown"),
+            _field("started_at", INSTANT, "first event of the turn"),
+            _field("closes_at", INSTANT, "evidence after this instant is late"),
+            _field("final", pa.bool_(), "whether that instant had passed when the turn was distilled"),
+            _field("completions", pa.int64(), "requests sampled in the turn"),
+            _field("prompt_tokens", pa.int64(), "tokens, summed over completions"),
+            _field("response_tokens", pa.int64(), "tokens, summed over completions"),
+            _field("sampling_ms", pa.float64(), "time spent sampling, ms; tools excluded; null when unknown"),
+            _field("calls", pa.int64(), "tool calls, each id once"),
+            _field("invalid_calls", pa.int64(), "calls of unknown tools or with invalid arguments"),
+            _field("edits", pa.int64(), "edits proposed in the turn"),
+            _field("edits_judged", pa.int64(), "of those, edits with evidence"),
+            _field("followed_up", pa.bool_(), "whether a user message came next inside the window"),
+            _field("interrupted", pa.bool_(), "whether the user stopped the turn"),
+            _field("late", pa.int64(), "evidence after closes_at: counted, not used"),
+            *_OUTCOME,
+            _BUCKET,
+        ]
+    ),
+    partition_by=(BUCKET,),
+)
+EDITS: Final = Table(
+    name="edits",
+    row="one edit, with what became of it inside its turn's window",
+    schema=pa.schema(
+        [
+            _field("session_id", pa.string(), "session"),
+            _field("turn_id", pa.string(), "turn that proposed it; null when the proposal never arrived"),
+            _field("edit_id", pa.string(), "edit"),
+            _field("policy_version", pa.int64(), "policy that proposed it"),
+            _field("path_hash", pa.string(), "keyed hash of the path"),
+            _field("chars_added", pa.int64(), "characters"),
+            _field("decision", pa.string(), "last decision: accepted, partly, rejected, undone; null when none"),
+            _field("horizon_s", pa.int64(), "last horizon inside the window, seconds; null when not measured"),
+            _field("survival_no_revert", pa.float64(), "share that was not taken back, at horizon_s, in [0, 1]"),
+            _field("kept", pa.float64(), "share that counts as kept, in [0, 1]; null without evidence"),
+            _field("weight", pa.float64(), "sqrt of characters added, at least 1"),
+            _BUCKET,
+        ]
+    ),
+    partition_by=(BUCKET,),
+)
+REWARDS: Final = Table(
+    name="rewards",
+    row="one turn's reward, trainable or not",
+    schema=pa.schema(
+        [
+            *_TURN_IDS,
+            *[_field(name, pa.float64(), "component in [-1, 1]; null without evidence") for name in COMPONENTS],
+            _field("dissatisfied", pa.float64(), "P(dissatisfied) of the next user message, in [0, 1]; null when none"),
+            _field("reward", pa.float64(), "weighted mean in [-1, 1]; null without evidence or before the window closes"),
+            _field("reward_version", pa.string(), "digest of reward code, weights and windows"),
+            _field("matured_at", INSTANT, "when the reward became final; null before"),
+            *_OUTCOME,
+            _BUCKET,
+        ]
+    ),
+    partition_by=(BUCKET,),
+)
+SAMPLES_TABLE: Final = Table(
+    name="samples",
+    row="one completion with its turn's reward; see signals/samples.py",
+    schema=pa.schema([*SAMPLES, _BUCKET]),
+    partition_by=(BUCKET,),
+)
+COUNTS: Final = Table(
+    name="ledger_counts",
+    row="turns by policy version, arm, origin and outcome; sum over session_bucket",
+    schema=pa.schema(
+        [
+            _field("policy_version", pa.int64(), "null for foreign policies"),
+            _field("arm", pa.string(), "experiment arm"),
+            _field("origin", pa.string(), "live, simulated, benchmark or imported"),
+            *_OUTCOME,
+            _field("turns", pa.int64(), "number of turns"),
+            _BUCKET,
+        ]
+    ),
+    partition_by=(BUCKET,),
+)
+DISTILLED: Final = Table(
+    name="distilled",
+    row="one finished distil: up to which offset, and which versions of the tables belong together",
+    schema=pa.schema(
+        [
+            _field("distilled_at", INSTANT, "the instant `now` that windows were closed against"),
+            _field("frontier", pa.map_(pa.string(), pa.int64()), "topic-partition -> offset after the last event distilled"),
+            _field("tombstoned", pa.list_(pa.int64()), "policy versions that were quarantined"),
+            _field("reward_version", pa.string(), "digest of reward code, weights and windows"),
+            _field("buckets", pa.int32(), "number of session buckets of the lake"),
+            _field("sessions", pa.int64(), "sessions recomputed"),
+            _field("turns", pa.int64(), "turns in those sessions"),
+            _field("versions", pa.map_(pa.string(), pa.int64()), "table -> Delta version after this distil"),
+        ]
+    ),
+)
+
+TABLES: Final[dict[str, Table]] = {
+    table.name: table
+    for table in (EVENTS, QUARANTINE, OFFSETS, GAPS, CONFLICTS, TURNS, EDITS, REWARDS, SAMPLES_TABLE, COUNTS, DISTILLED)
+}
