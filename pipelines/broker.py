@@ -29,6 +29,7 @@ from typing import IO, Final, Self
 
 import psutil
 
+from pipelines.broker_settings import HOST, JVM_OPTIONS, LOG4J, properties
 from pipelines.config import KafkaConfig
 from pipelines.errors import BrokerUnavailable, Busy, ConfigError, StorageFull
 from pipelines.java import find_java, jars_folder
@@ -37,7 +38,6 @@ from pipelines.topics import BATCH_OVERHEAD_BYTES
 
 __all__ = ["BATCH_OVERHEAD_BYTES", "EmbeddedBroker", "Running", "address", "jars_folder", "running"]
 
-HOST: Final = "127.0.0.1"
 START_TIMEOUT_S: Final = 90.0
 """Two seconds on an idle machine; the rest is for a loaded one and for recovering segments after a power cut."""
 HEALTH_TIMEOUT_S: Final = 2.0
@@ -47,28 +47,6 @@ TAKEOVER_TIMEOUT_S: Final = 15.0
 LOG_KEPT_BYTES: Final = 10_000_000
 """The log is begun anew at a start that finds it larger."""
 
-JVM_OPTIONS: Final = (
-    "-Xms64m",
-    "-Xmx512m",
-    "-XX:+UseSerialGC",  # a small heap on few cores: no parallel collector threads
-    "-XX:TieredStopAtLevel=1",  # half the start-up time; peak speed does not matter at one agent fleet's event rate
-    "-XX:+ExitOnOutOfMemoryError",
-    "-Djava.awt.headless=true",
-    "-Dfile.encoding=UTF-8",
-)
-
-LOG4J: Final = """\
-status = error
-appender.console.type = Console
-appender.console.name = STDOUT
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = [%d] %p %m (%c)%n
-rootLogger.level = warn
-rootLogger.appenderRef.stdout.ref = STDOUT
-logger.server.name = kafka.server
-logger.server.level = info
-"""
-
 DIE_WITH_PARENT: Final = """\
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -77,6 +55,18 @@ if os.getppid() != int(sys.argv[1]):
 os.execv(sys.argv[2], sys.argv[2:])
 """
 """PR_SET_PDEATHSIG outlives exec; set in a fresh interpreter, because code between fork and exec is unsafe in a threaded process."""
+
+OUTLIVE_PARENT: Final = """\
+import os, sys
+child = os.fork()
+if child:
+    os.write(1, str(child).encode())
+    os._exit(0)
+os.setsid()
+os.dup2(2, 1)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Forked twice, so that a detached broker is nobody's child: it is reaped by init, whether its starter lives on or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,54 +149,6 @@ def _answers(port: int) -> bool:
     return struct.unpack(">iii", answer)[1:] == (1, 1)
 
 
-def properties(data: Path, config: KafkaConfig, *, port: int, controller_port: int) -> str:
-    """Return the broker's `server.properties`.
-
-    Args:
-        data: Folder of the logs.
-        config: Retention, event size and partitions.
-        port: For clients.
-        controller_port: For the node's own controller.
-    """
-    values = {
-        "process.roles": "broker,controller",
-        "node.id": 1,
-        "controller.quorum.voters": f"1@{HOST}:{controller_port}",
-        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
-        "controller.listener.names": "CONTROLLER",
-        "log.dirs": data,
-        # Topics are data with settings (topics.py); a misspelled name must fail, not appear.
-        "auto.create.topics.enable": "false",
-        "num.partitions": config.partitions,
-        "log.retention.hours": config.retention_hours,
-        "message.max.bytes": config.max_event_bytes + BATCH_OVERHEAD_BYTES,
-        # One node: acknowledged events reach the disk within a second even if the machine loses power.
-        "log.flush.interval.ms": 1_000,
-        "log.flush.scheduler.interval.ms": 500,
-        "log.segment.bytes": 128 * 1024 * 1024,
-        "log.index.size.max.bytes": 1024 * 1024,
-        "log.cleaner.dedupe.buffer.size": 16 * 1024 * 1024,
-        # Internal topics, sized for one node.
-        "offsets.topic.num.partitions": 1,
-        "offsets.topic.replication.factor": 1,
-        "transaction.state.log.num.partitions": 1,
-        "transaction.state.log.replication.factor": 1,
-        "transaction.state.log.min.isr": 1,
-        "share.coordinator.state.topic.num.partitions": 1,
-        "share.coordinator.state.topic.replication.factor": 1,
-        "share.coordinator.state.topic.min.isr": 1,
-        "group.initial.rebalance.delay.ms": 0,
-        "num.network.threads": 2,
-        "num.io.threads": 4,
-        "background.threads": 2,
-        "num.recovery.threads.per.data.dir": 2,
-        # No telemetry and no JMX.
-        "metric.reporters": "",
-    }
-    return "".join(f"{key}={value}\n" for key, value in values.items())
-
-
 class EmbeddedBroker:
     """One Kafka node in a home; a context manager, or `start` and `stop`."""
 
@@ -282,8 +224,8 @@ class EmbeddedBroker:
                 command = self._command(java, jars)
                 if not (data / "meta.properties").exists():
                     self._format(command, settings, log, begin)
-                self._launch([*command, "kafka.Kafka", str(settings)], log, lock, detached=detached)
-            return self._await(ports[0], begin)
+                pid = self._launch([*command, "kafka.Kafka", str(settings)], log, lock, detached=detached)
+            return self._await(pid, ports[0], begin)
 
     def stop(self) -> None:
         """Stop this home's broker, whoever started it: in order, by force after a while; nothing happens when none runs."""
@@ -314,9 +256,7 @@ class EmbeddedBroker:
                     found = running(self.home)
                     if time.monotonic() > deadline or (found and _answers(int(found.bootstrap.rpartition(":")[2]))):
                         who = f"pid {found.pid}, {found.bootstrap}" if found else f"lock {path}"
-                        raise Busy(
-                            f"the embedded broker of {self.home.root} is already running ({who}); stop it with: tidegate down"
-                        ) from error
+                        raise Busy(f"the embedded broker of {self.home.root} runs already ({who}); stop it with: tidegate down") from error
                     time.sleep(0.1)
             _record(self.home).unlink(missing_ok=True)
             yield lock
@@ -348,10 +288,22 @@ class EmbeddedBroker:
         if done.returncode:
             raise self._failure("could not format its storage", begin)
 
-    def _launch(self, command: list[str], log: IO[bytes], lock: IO[str], *, detached: bool) -> None:
-        bound = [] if detached else [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
+    def _launch(self, command: list[str], log: IO[bytes], lock: IO[str], *, detached: bool) -> int:
+        """Start Java and return its pid."""
+        python = [sys.executable, "-I", "-S", "-c"]
+        if detached:
+            started = subprocess.run(
+                [*python, OUTLIVE_PARENT, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=self.home.broker,
+                pass_fds=(lock.fileno(),),
+                check=True,
+            )
+            return int(started.stdout)
         self._popen = subprocess.Popen(
-            [*bound, *command],
+            [*python, DIE_WITH_PARENT, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -359,26 +311,26 @@ class EmbeddedBroker:
             pass_fds=(lock.fileno(),),
             start_new_session=True,  # Ctrl-C in the terminal reaches us, and we stop it in order
         )
+        return self._popen.pid
 
-    def _await(self, port: int, begin: int) -> Running:
-        popen = self._popen
-        assert popen is not None
-        bootstrap = f"{HOST}:{port}"
+    def _await(self, pid: int, port: int, begin: int) -> Running:
+        try:
+            found = Running(bootstrap=f"{HOST}:{port}", pid=pid, started_s=psutil.Process(pid).create_time())
+        except psutil.NoSuchProcess as error:
+            raise self._failure("ended at once", begin) from error
         deadline = time.monotonic() + START_TIMEOUT_S
-        created = psutil.Process(popen.pid).create_time()
-        while popen.poll() is None and time.monotonic() < deadline:
+        while (process := _process(found)) and time.monotonic() < deadline:
             if _answers(port):
-                found = Running(bootstrap=bootstrap, pid=popen.pid, started_s=created)
                 write_atomic(self.home.broker / "port", str(port).encode())
                 write_atomic(_record(self.home), json.dumps(asdict(found)).encode())
                 return found
             time.sleep(0.05)
-        ended = popen.poll() is not None
-        if not ended:
-            popen.kill()
-        popen.wait()
-        self._popen = None
-        raise self._failure("ended while starting" if ended else f"did not answer within {START_TIMEOUT_S:.0f} s", begin)
+        if process:
+            process.kill()
+        if self._popen:
+            self._popen.wait(timeout=STOP_TIMEOUT_S)
+            self._popen = None
+        raise self._failure(f"did not answer within {START_TIMEOUT_S:.0f} s" if process else "ended while starting", begin)
 
     def _failure(self, what: str, begin: int) -> StorageFull | BrokerUnavailable:
         with self.log.open("rb") as file:
