@@ -24,6 +24,12 @@ class GateConfig(Section):
     """Nats a token, upper bound of KL(serving, candidate)."""
     log_ratio_p99_max: float = 2.0
     """Nats; 99 % of tokens must have moved less."""
+    ess_share_min: float = 0.5
+    """Effective share of the scored samples; below it the distance rests on a few of them."""
+    entropy_ratio_min: float = 0.85
+    """Candidate's mean token entropy over serving's; lower: it collapses onto one way of answering."""
+    entropy_ratio_max: float = 1.15
+    """Higher: it loses its certainty."""
     benchmark_margin: float = 0.02
     """Solve rate a candidate may be worse by, with 95 % confidence."""
     benchmark_sd_floor: float = Field(default=0.1, ge=0)
@@ -61,6 +67,8 @@ class ReleaseConfig(Section):
     lease_renew_s: float = Field(default=15.0, gt=0)
     swap_timeout_s: float = Field(default=120.0, gt=0)
     """How long to wait for the gateway to report the new policy version; the promotion stands either way."""
+    engine_start_s: float = Field(default=300.0, gt=0)
+    """How long a pinned gateway may take to load a checkpoint; a 135M model needs seconds, a busy machine minutes."""
     score_rows: int = Field(default=256, ge=1)
     """Samples of the serving policy on which the distance to the candidate is measured."""
     keep_confirmed: int = Field(default=5, ge=1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from deploy.release.artifact import ArtifactFacts
 from pipelines.errors import ContractViolation
@@ -48,12 +48,33 @@ class ScoreRow(BaseModel):
     user_key: str
     session_id: str
     n_tokens: int = Field(gt=0)
-    self_check: float
+    self_gap: float
     """Mean |log p_serving recomputed - logged|, nats a token."""
     kl: float
     """Mean r - 1 - ln r with r = p_candidate / p_serving, nats a token."""
-    p99_log_ratio: float
-    """99th percentile of |ln r| over the row's tokens, nats."""
+
+    @field_validator("self_gap", "kl", mode="before")
+    @classmethod
+    def _not_a_number(cls, value: object) -> object:
+        return math.nan if value is None else value  # JSON has no NaN; the trainer writes null
+
+
+class Pooled(BaseModel):
+    """Figures over all scored tokens together (the totals of the trainer's scores)."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", frozen=True)
+
+    p99_abs_log_ratio: float
+    """99th percentile of |ln r| over all tokens, nats."""
+    ess_share: float
+    """Effective sample size over rows, of the rows' importance ratios."""
+    entropy_ratio: float
+    """Mean token entropy of the candidate over serving's."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _not_a_number(cls, value: object) -> object:
+        return math.nan if value is None else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +97,7 @@ class Evidence:
     anchor: str
     artifact: ArtifactFacts | None
     scores: tuple[ScoreRow, ...] = ()
+    pooled: Pooled | None = None
     benchmark_serving: tuple[Attempt, ...] = ()
     benchmark_candidate: tuple[Attempt, ...] = ()
     benchmark_anchor: tuple[Attempt, ...] = ()
@@ -104,6 +126,21 @@ def parse_scores(rows: Iterable[Mapping[str, Any]], *, source: str) -> tuple[Sco
         return tuple(ScoreRow.model_validate(row) for row in rows)
     except ValidationError as error:
         raise _broken(error, source) from error
+
+
+def read_pooled(path: Path) -> Pooled | None:
+    """Read the totals beside the score rows; None when the file holds rows alone.
+
+    Raises:
+        ContractViolation: A figure is not a number or null.
+    """
+    data = json.loads(path.read_text(encoding="utf-8")) if path.suffix == ".json" else {}
+    if not Pooled.model_fields.keys() <= data.keys():
+        return None
+    try:
+        return Pooled.model_validate(data)
+    except ValidationError as error:
+        raise _broken(error, str(path)) from error
 
 
 def _broken(error: ValidationError, source: str) -> ContractViolation:

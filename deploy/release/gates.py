@@ -13,7 +13,7 @@ from typing import Final
 
 from deploy.release import stats
 from deploy.release.config import GateConfig
-from deploy.release.evidence import INFRA_ERROR, Attempt, Evidence, ScoreRow, by_user
+from deploy.release.evidence import INFRA_ERROR, Attempt, Evidence, Pooled, ScoreRow, by_user
 from deploy.release.verdicts import Check, Report, Verdict, bounded, fact, no_data, overall
 
 # A: the artifact --------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def _per_token(e: Evidence, figure: Callable[[ScoreRow], float]) -> stats.Estima
 
 def _self_check(e: Evidence, c: GateConfig) -> Check:
     formula = "mean |ln p_serving(again) - ln p_serving(logged)|, nats/token"
-    found = _per_token(e, lambda row: row.self_check)
+    found = _per_token(e, lambda row: row.self_gap)
     name, minimum = "distance.self_check", c.minimum_score_users
     if found is None:
         return no_data(name, "B", formula=formula, minimum_n=minimum, what="no scored samples of the serving policy")
@@ -112,21 +112,46 @@ def _kl(e: Evidence, c: GateConfig) -> Check:
     )  # fmt: skip
 
 
-def _tail(e: Evidence, c: GateConfig) -> Check:
-    formula = "p99 |ln r| over rows, weighted by tokens"
-    name, minimum = "distance.tail", c.minimum_score_users
-    users = len({row.user_key for row in e.scores})
-    if not e.scores:
+def _pooled(
+    name: str, e: Evidence, c: GateConfig, *, formula: str, figure: Callable[[Pooled], float], low: float, high: float, what: str
+) -> Check:
+    users, minimum = len({row.user_key for row in e.scores}), c.minimum_score_users
+    if e.pooled is None or not e.scores:
         return no_data(name, "B", formula=formula, minimum_n=minimum, what="no scored samples of the serving policy")
-    values = [row.p99_log_ratio if math.isfinite(row.p99_log_ratio) else math.inf for row in e.scores]
-    found = stats.weighted_quantile(values, [float(row.n_tokens) for row in e.scores], p=0.99)
-    inside = found <= c.log_ratio_p99_max
+    value = figure(e.pooled)
+    inside = math.isfinite(value) and low <= value <= high
     verdict = Verdict.FAIL if not inside else Verdict.PASS if users >= minimum else Verdict.INCONCLUSIVE
     short = f" (n = {users} of at least {minimum} users)" if users < minimum else ""
     return Check(
-        name=name, group="B", verdict=verdict, formula=formula, reason=f"99 % of tokens moved at most {found:.2f} nats{short}",
-        flip=f"a p99 on the other side of {c.log_ratio_p99_max}", estimate=found if math.isfinite(found) else None,
-        margin=c.log_ratio_p99_max, n=users, minimum_n=minimum,
+        name=name, group="B", verdict=verdict, formula=formula, reason=f"{what} {value:.3f}{short}", flip=f"a figure {_range(low, high)}",
+        estimate=value if math.isfinite(value) else None, margin=high if math.isfinite(high) else low, n=users, minimum_n=minimum,
+    )  # fmt: skip
+
+
+def _range(low: float, high: float) -> str:
+    if not math.isfinite(low):
+        return f"on the other side of {high}"
+    return f"on the other side of {low}" if not math.isfinite(high) else f"on the other side of {low} or {high}"
+
+
+def _tail(e: Evidence, c: GateConfig) -> Check:
+    return _pooled(
+        "distance.tail", e, c, formula="p99 |ln r| over all tokens", figure=lambda p: p.p99_abs_log_ratio, low=-math.inf,
+        high=c.log_ratio_p99_max, what="99 % of tokens moved at most, nats:",
+    )  # fmt: skip
+
+
+def _ess(e: Evidence, c: GateConfig) -> Check:
+    return _pooled(
+        "distance.ess", e, c, formula="(sum w)^2 / (n sum w^2), w = a row's ratio", figure=lambda p: p.ess_share, low=c.ess_share_min,
+        high=math.inf, what="effective share of the samples",
+    )  # fmt: skip
+
+
+def _entropy(e: Evidence, c: GateConfig) -> Check:
+    return _pooled(
+        "distance.entropy", e, c, formula="mean token entropy, candidate / serving", figure=lambda p: p.entropy_ratio,
+        low=c.entropy_ratio_min, high=c.entropy_ratio_max, what="entropy ratio",
     )  # fmt: skip
 
 
@@ -281,6 +306,8 @@ CHECKS: Final[dict[str, Callable[[Evidence, GateConfig], Check]]] = {
     "distance.self_check": _self_check,
     "distance.kl": _kl,
     "distance.tail": _tail,
+    "distance.ess": _ess,
+    "distance.entropy": _entropy,
     "benchmark.serving": _benchmark_serving,
     "benchmark.anchor": _benchmark_anchor,
     "benchmark.infra": _infra,

@@ -216,17 +216,6 @@ def weighted_mean(values: Sequence[float], weights: Sequence[float], *, confiden
     return Estimate(value=found.value, low=found.value - half, high=found.value + half, n=found.units)
 
 
-def weighted_quantile(values: Sequence[float], weights: Sequence[float], *, p: float) -> float:
-    """Return the smallest value with at least `p` of the weight at or below it; `values` must not be empty."""
-    ordered = sorted(zip(values, weights, strict=True))
-    target, seen = p * math.fsum(weights), 0.0
-    for value, weight in ordered:
-        seen += weight
-        if seen >= target:
-            return value
-    return ordered[-1][0]
-
-
 def fisher_exact(first: tuple[int, int], second: tuple[int, int]) -> float:
     """Return the two-sided p-value that two (events, trials) come from one rate (sum of tables no likelier than the seen one)."""
     events, trials = first[0] + second[0], first[1] + second[1]
