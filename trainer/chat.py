@@ -55,7 +55,7 @@ def load(folder: Path) -> Chat:
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         template = environment.from_string((folder / TEMPLATE_FILE).read_text(encoding="utf-8"))
-    except Exception as error:  # noqa: BLE001  the tokenizers library raises bare Exception
+    except Exception as error:  # the tokenizers library raises bare Exception
         raise CheckpointInvalid(f"{folder} has no usable tokenizer.json and {TEMPLATE_FILE}: {error}") from error
     end_id = tokenizer.token_to_id(END)
     if end_id is None:

@@ -100,6 +100,8 @@ class WarmstartConfig(Section):
     max_examples: int = Field(default=128, ge=1)
     """Stop after this many examples (early on purpose: reinforcement needs room)."""
     warmup_steps: int = Field(default=2, ge=0)
+    save_every_steps: int = Field(default=8, ge=1)
+    """A full-weight checkpoint is six times the model in bytes; a killed warm start loses at most this many steps."""
     max_tokens_per_micro_batch: int = Field(default=2048, ge=2)
 
 

@@ -1,0 +1,226 @@
+"""One update: the samples of a pinned lake version and the serving checkpoint become a candidate in the store.
+
+Takes: a checkpoint id, its policy version, a lake. Gives: a sealed candidate and a result with every count. Selects rows,
+estimates advantages, writes a job and starts its ranks. Leaves out: whether the candidate ships. The serving checkpoint's folder
+is only read.
+
+The same command after a kill finds its job by content and goes on. Baselines and consumed rows come from the parent's
+`trainer_state.json`, so a candidate that was never promoted leaves no trace in the next update.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from pipelines.config import digest
+from pipelines.errors import ContractViolation
+from pipelines.storage import Home, exclusive, write_atomic
+from trainer import advantages, candidates, launch
+from trainer import job as jobs
+from trainer.advantages import Estimate, ScoredTurn
+from trainer.config import TrainerConfig, UpdateConfig
+from trainer.dataset import SampleTable, TrainingRow, read_samples, write_rows
+from trainer.job import Job
+from trainer.packing import reply_row
+from trainer.selection import Limits, Selection, select
+from trainer.tracking import tracked
+
+CONSUMED_KEPT: Final = 100_000
+"""Ids of trained rows that follow the lineage; older rows are refused by age anyway."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Training rows with the account of how they came about."""
+
+    rows: list[TrainingRow]
+    facts: dict[str, float | int | str | None]
+    state: dict[str, Any]
+    reward_version: str | None
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read baselines and consumed rows of a checkpoint; a base or warm-started one has none."""
+    try:
+        return json.loads((folder / jobs.TRAINER_STATE).read_bytes())
+    except FileNotFoundError:
+        return {"ema": {}, "consumed": []}
+
+
+def scored_turns(records: Sequence[Mapping[str, Any]], *, origins: Set[str]) -> list[ScoredTurn]:
+    """Return each scored, consented turn once, also those whose tokens cannot be trained on: returns need their rewards."""
+    found: dict[tuple[str, str], ScoredTurn] = {}
+    for record in records:
+        reward = record["reward"]
+        if record["outcome"] != "scored" or reward is None or not np.isfinite(reward):
+            continue
+        if record["origin"] not in origins or record["consent"] != "train":
+            continue
+        found[record["session_id"], record["turn_id"]] = ScoredTurn(
+            session_id=record["session_id"], user_key=record["user_key"], turn_index=record["turn_index"], reward=reward,
+            bucket=advantages.bucket(record["task_bucket"], record["turn_index"], record["language"]),
+        )  # fmt: skip
+    return [found[key] for key in sorted(found)]
+
+
+def prepare(
+    records: Sequence[Mapping[str, Any]], limits: Limits, config: UpdateConfig, *, state: Mapping[str, Any], now: datetime
+) -> Prepared:
+    """Select rows and give each its advantage and weight. Pure.
+
+    Args:
+        records: Rows of the table `samples`.
+        limits: What is accepted.
+        config: Constants of advantages.
+        state: The parent's `trainer_state.json`.
+        now: Aware UTC.
+
+    Raises:
+        ContractViolation: Fewer rows than `trainer.min_rows` are left; the message counts why.
+    """
+    selection = select(records, limits, now=now)
+    if len(selection.rows) < config.min_rows:
+        raise ContractViolation(_too_few(selection, config))
+    trained = {(row.session_id, row.turn_id) for row in selection.rows}
+    turns = scored_turns(records, origins=limits.origins)
+    estimates = advantages.estimate(turns, ema=state["ema"], gamma=config.gamma, kappa=config.baseline_kappa, clip=config.advantage_clip)
+    by_turn = _by_turn(records, turns, estimates)
+    omegas = advantages.user_weights([row.user_key for row in selection.rows], cap=config.user_cap)
+    rows = [
+        TrainingRow(
+            row_id=row.completion_id,
+            packed=reply_row(row.prompt_ids, row.response_ids, temperature=row.temperature),
+            mu=row.mu,
+            advantage=by_turn[row.session_id, row.turn_id].advantage,
+            omega=float(omega),
+            same_version=row.policy_version == limits.policy_version,
+        )
+        for row, omega in zip(selection.rows, omegas, strict=True)
+    ]
+    consumed = [*state["consumed"], *(row.completion_id for row in selection.rows)][-CONSUMED_KEPT:]
+    ema = advantages.updated_ema(turns, estimates, ema=state["ema"], decay=config.baseline_decay)
+    versions = sorted({row.reward_version for row in selection.rows if row.reward_version})
+    facts: dict[str, float | int | str | None] = {
+        "seen": selection.seen, "rows": len(rows), "turns": len(trained), "users": len({row.user_key for row in selection.rows}),
+        "trained_tokens": sum(len(row.response_ids) for row in selection.rows),
+        "reward_mean": float(np.mean([turn.reward for turn in turns])),
+        "advantage_positive_share": float(np.mean([row.advantage > 0 for row in rows])),
+        **{f"rejected.{code}": count for code, count in selection.rejected.items()},
+    }  # fmt: skip
+    return Prepared(rows=rows, facts=facts, state={"ema": ema, "consumed": consumed}, reward_version=",".join(versions) or None)
+
+
+def _by_turn(
+    records: Sequence[Mapping[str, Any]], turns: Sequence[ScoredTurn], estimates: Sequence[Estimate]
+) -> dict[tuple[str, str], Estimate]:
+    by_position = {(turn.session_id, turn.turn_index): found for turn, found in zip(turns, estimates, strict=True)}
+    keys = {(record["session_id"], record["turn_id"]): (record["session_id"], record["turn_index"]) for record in records}
+    return {key: by_position[position] for key, position in keys.items() if position in by_position}
+
+
+def _too_few(selection: Selection, config: UpdateConfig) -> str:
+    counted = ", ".join(f"{code} {count}" for code, count in selection.rejected.items()) or "the window is empty"
+    return (
+        f"{len(selection.rows)} of {selection.seen} samples can be trained on, fewer than trainer.min_rows = {config.min_rows} ({counted}); "
+        "no candidate was made and the serving checkpoint stays as it is"
+    )
+
+
+def limits_for(
+    parent: Path, manifest: candidates.Manifest, config: UpdateConfig, *, policy_version: int, consumed: Sequence[str]
+) -> Limits:
+    """Say what this update accepts, from the parent checkpoint and the settings."""
+    return Limits(
+        tokenizer_sha=manifest.tokenizer_sha, vocabulary=int(json.loads((parent / "config.json").read_bytes())["vocab_size"]),
+        policy_version=policy_version, max_stale_versions=config.max_stale_versions, max_stale_hours=config.max_stale_hours,
+        max_row_tokens=config.max_row_tokens, max_rows=config.max_rows, origins=frozenset(config.origins), consumed=frozenset(consumed),
+    )  # fmt: skip
+
+
+def rows_digest(rows: Sequence[TrainingRow]) -> str:
+    """Return sha256 (hex) over everything in the rows that training depends on."""
+    state = hashlib.sha256()
+    for row in rows:
+        state.update(f"{row.row_id} {row.advantage!r} {row.omega!r} {row.packed.temperature!r} {row.same_version}\n".encode())
+        for array in (row.packed.prompt_ids, row.packed.response_ids, row.packed.trained):
+            state.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+        state.update(np.ascontiguousarray(row.mu, dtype="<f4").tobytes())
+    return state.hexdigest()
+
+
+def open_job(root: Path, job: Job, rows: Sequence[TrainingRow]) -> Path:
+    """Write a job's folder, or find the one that an earlier, perhaps killed, run of the same job left."""
+    folder = jobs.folder_for(root, job, rows_digest(rows))
+    if not (folder / jobs.JOB).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_rows(folder / jobs.ROWS, rows)
+        write_atomic(folder / jobs.JOB, job.model_dump_json(indent=1).encode())
+    return folder
+
+
+def finished(folder: Path) -> dict[str, Any] | None:
+    """Return an earlier result of the same job when its checkpoint is still in the store."""
+    found = jobs.result(folder)
+    if found is None:
+        return None
+    if found["checkpoint"] is not None and not (Path(found["path"]) / candidates.MANIFEST).exists():
+        (folder / jobs.RESULT).unlink()
+        return None
+    return found
+
+
+def update(
+    config: TrainerConfig, home: Home, *, parent: str, policy_version: int, lake_version: int | None, now: datetime
+) -> dict[str, Any]:
+    """Make one candidate.
+
+    Args:
+        config: Settings.
+        home: The deployment's folder.
+        parent: Checkpoint id (or an unambiguous prefix) of the serving policy.
+        policy_version: Its version in the ledger.
+        lake_version: Delta version of `samples`; None for the newest.
+        now: Aware UTC.
+
+    Returns:
+        checkpoint, path, parent, and every count and figure of the manifest.
+
+    Raises:
+        Busy: Another update runs in this deployment.
+        CheckpointInvalid: The parent is not intact, or the export failed its check.
+        ContractViolation: Too few rows, or rows that this parent cannot have sampled.
+    """
+    settings = config.trainer
+    with exclusive(home.run / "trainer.lock", what="a training job"):
+        identity, folder = candidates.find(home.store, parent)
+        manifest = candidates.verify(folder)
+        oldest = now - timedelta(hours=2 * settings.max_stale_hours)
+        samples: SampleTable = read_samples(home.lake, version=lake_version, since_us=int(oldest.timestamp() * 1e6))
+        records = list(samples.records())
+        state = read_state(folder)
+        limits = limits_for(folder, manifest, settings, policy_version=policy_version, consumed=state["consumed"])
+        prepared = prepare(records, limits, settings, state=state, now=now)
+        job = Job(
+            kind="update", parent=identity, parent_folder=str(folder), store=str(home.store), base_model=manifest.base_model, settings=settings,
+            kl_limited=True, created_at=now.isoformat(), config_digest=digest(config), reward_version=prepared.reward_version,
+            lake_version=samples.version, facts=prepared.facts, state=prepared.state,
+        )  # fmt: skip
+        return run_job(config, home, job, prepared.rows, label="update")
+
+
+def run_job(config: TrainerConfig, home: Home, job: Job, rows: Sequence[TrainingRow], *, label: str) -> dict[str, Any]:
+    """Run a job's ranks with tracking, or return what the same job made before (`cached` says which)."""
+    folder = open_job(home.training, job, rows)
+    if (found := finished(folder)) is not None:
+        return found | {"cached": True}
+    tags = {"parent": job.parent, "kind": job.kind, "job": folder.name}
+    with tracked(config.mlflow, home, experiment=f"tidegate-{job.kind}", name=folder.name, tags=tags) as tracker:
+        result = launch.run(folder, label=label, on_step=tracker.step)
+        tracker.step({key: value for key, value in result.items() if isinstance(value, int | float)} | {"step": result["steps"]})
+    return result | {"cached": False}
