@@ -122,7 +122,7 @@ def _environment() -> dict[str, str]:
 
 def _prlimit(limits: Limits) -> list[str]:
     return [
-        "prlimit",
+        shutil.which("prlimit") or "prlimit",
         f"--cpu={limits.cpu_s}",
         f"--as={limits.memory_bytes}",
         f"--fsize={limits.file_bytes}",
@@ -272,7 +272,15 @@ class Bubblewrap:
         return _execute(command, cwd=Path("/"), stdin=stdin, limits=bounds)
 
     def _wrapper(self, workspace: Path, mounts: Mapping[str, Mount]) -> list[str]:
-        command = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+        command = [
+            shutil.which("bwrap") or "bwrap",
+            "--unshare-all",
+            "--die-with-parent",
+            "--new-session",
+            "--cap-drop",
+            "ALL",
+            "--clearenv",
+        ]
         for name, value in _environment().items():
             command += ["--setenv", name, value]
         command += ["--ro-bind", "/usr", "/usr"]

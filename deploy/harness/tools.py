@@ -12,6 +12,7 @@ Leaves out: the agent loop, events, and parsing of the policy's text (the gatewa
 
 import json
 import os
+import re
 import shutil
 import stat
 import time
@@ -78,7 +79,7 @@ TOOLS: Final[tuple[dict[str, Any], ...]] = (
 """In OpenAI's form. Descriptions are as short as they can be: a small policy pays for every token of its prompt."""
 
 
-class _CallError(Exception):
+class CallError(Exception):
     """A call that cannot be carried out, on its way to becoming an Answer."""
 
     def __init__(self, result_class: ResultClass, text: str) -> None:
@@ -87,8 +88,8 @@ class _CallError(Exception):
         self.text = text
 
 
-def _invalid(text: str) -> _CallError:
-    return _CallError(ResultClass.INVALID_ARGUMENTS, text)
+def _invalid(text: str) -> CallError:
+    return CallError(ResultClass.INVALID_ARGUMENTS, text)
 
 
 def check_call(call: Call) -> tuple[dict[str, str] | None, ResultClass, str]:
@@ -137,7 +138,7 @@ def locate(workspace: Path, path: str) -> Path:
     """Resolve a policy's path inside the workspace.
 
     Raises:
-        _CallError: It is empty, or leaves the workspace (by .., an absolute path or a symlink).
+        CallError: It is empty, or leaves the workspace (by .., an absolute path or a symlink).
     """
     inside = path.removeprefix(WORKSPACE).lstrip("/") if path == WORKSPACE or path.startswith(WORKSPACE + "/") else path
     if not inside and path != WORKSPACE:
@@ -158,7 +159,7 @@ def _open_regular(target: Path, path: str) -> tuple[bytes, int]:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _invalid(f"error: no file {path}") from error
     except OSError as error:
-        raise _CallError(ResultClass.UNEXPECTED_ENVIRONMENT, f"error: cannot read {path}: {os.strerror(error.errno or 0)}") from error
+        raise CallError(ResultClass.UNEXPECTED_ENVIRONMENT, f"error: cannot read {path}: {os.strerror(error.errno or 0)}") from error
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -186,11 +187,11 @@ def _edit_file(arguments: Mapping[str, str], workspace: Path, _sandbox: Sandbox)
     else:
         data, length = _open_regular(target, path)
         if length > MAX_FILE_BYTES:
-            raise _CallError(ResultClass.UNEXPECTED_ENVIRONMENT, f"error: {path} is too large to edit ({length} bytes)")
+            raise CallError(ResultClass.UNEXPECTED_ENVIRONMENT, f"error: {path} is too large to edit ({length} bytes)")
         try:
             before = data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise _CallError(ResultClass.UNEXPECTED_ENVIRONMENT, f"error: {path} is not UTF-8 text") from error
+            raise CallError(ResultClass.UNEXPECTED_ENVIRONMENT, f"error: {path} is not UTF-8 text") from error
         count = before.count(old) if old else 0
         if count != 1:
             found = "is empty" if not old else "is not in the file" if count == 0 else f"is {count} times in the file"
@@ -200,7 +201,7 @@ def _edit_file(arguments: Mapping[str, str], workspace: Path, _sandbox: Sandbox)
         target.parent.mkdir(parents=True, exist_ok=True)
         _write(target, after)
     except OSError as error:
-        raise _CallError(ResultClass.UNEXPECTED_ENVIRONMENT, f"error: cannot write {path}: {os.strerror(error.errno or 0)}") from error
+        raise CallError(ResultClass.UNEXPECTED_ENVIRONMENT, f"error: cannot write {path}: {os.strerror(error.errno or 0)}") from error
     name = target.relative_to(workspace.resolve()).as_posix()
     return Answer(result_class=ResultClass.OK, text="ok", output_bytes=2, edit=Edit(path=name, before=before, after=after))
 
@@ -227,7 +228,7 @@ def read_text(workspace: Path, path: str) -> str:
     """Return a workspace file's text as it is now, "" when it is gone or not readable."""
     try:
         return _open_regular(locate(workspace, path), path)[0].decode("utf-8", errors="replace")
-    except _CallError:
+    except CallError:
         return ""
 
 
@@ -245,15 +246,16 @@ def _grep(arguments: Mapping[str, str], workspace: Path, sandbox: Sandbox) -> An
         return Answer(result_class=ResultClass.OK, text="no match", exit_code=1)
     if finished.exit_code != 0:
         raise _invalid(f"error: {finished.output.strip()[:200]}")
-    return Answer(result_class=ResultClass.OK, text=finished.output, exit_code=0, output_bytes=finished.output_bytes)
+    text = re.sub(r"^\./", "", finished.output, flags=re.MULTILINE)
+    return Answer(result_class=ResultClass.OK, text=text, exit_code=0, output_bytes=finished.output_bytes)
 
 
 def _run_terminal(arguments: Mapping[str, str], workspace: Path, sandbox: Sandbox) -> Answer:
     finished = sandbox.run(["sh", "-c", arguments["command"]], workspace)
     if finished.stopped:
-        text = f"{finished.output}\nerror: stopped, it passed its limit of {finished.stopped.replace('_', ' ')}"
+        text = f"{finished.output}error: stopped, it passed its limit of {finished.stopped.replace('_', ' ')}"
         return Answer(result_class=ResultClass.TIMEOUT, text=text, exit_code=finished.exit_code, output_bytes=finished.output_bytes)
-    text = finished.output if finished.exit_code == 0 else f"{finished.output}\nexit code {finished.exit_code}"
+    text = finished.output if finished.exit_code == 0 else f"{finished.output}exit code {finished.exit_code}"
     return Answer(result_class=ResultClass.OK, text=text or "ok", exit_code=finished.exit_code, output_bytes=finished.output_bytes)
 
 
@@ -273,6 +275,6 @@ def call_tool(call: Call, workspace: Path, sandbox: Sandbox) -> Answer:
         return Answer(result_class=fault, text=message, arguments_valid=False)
     try:
         answer = _RUN[call.name](arguments, workspace, sandbox)
-    except _CallError as refused:
+    except CallError as refused:
         answer = Answer(result_class=refused.result_class, text=refused.text)
     return replace(answer, duration_ms=(time.monotonic() - started) * 1000)
