@@ -28,6 +28,8 @@ from pipelines.events import Event
 from pipelines.importers.claude_lines import Mapper, Stamp
 from pipelines.importers.claude_text import EDIT_TOOLS, INTERRUPT, REJECTION
 
+SAMPLE: Final = Path(__file__).parent / "samples" / "claude_code.jsonl"
+"""An invented transcript in the true shape, with every kind of line that the mapping knows; for demos and tests."""
 MAX_LINE_BYTES: Final = 64_000_000
 """A line with pasted images reaches some MB; far above that it is not a transcript and must not fill the memory."""
 SHOWN_FAULTS: Final = 20

@@ -12,8 +12,11 @@ from pipelines.storage import Home
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let kafka-python 3.0.12 be imported: it reads its protocol files with a function that Python 3.11 deprecates (3.13 takes back)."""
+    """Let kafka-python 3.0.12 be: it imports with functions that Python 3.11 deprecates (3.13 takes that back), and while a broker is
+    away it leaves each refused socket to the garbage collector (such a socket has a local address and no peer).
+    """
     config.addinivalue_line("filterwarnings", "ignore:(read|open)_text is deprecated:DeprecationWarning")
+    config.addinivalue_line("filterwarnings", r"ignore:unclosed <socket.*laddr=\('0.0.0.0', \d+\)>:ResourceWarning")
 
 
 @pytest.fixture(scope="session")
