@@ -22,6 +22,7 @@ from deploy import launch, observe
 from deploy.config import Config
 from deploy.release import ship, signing
 from deploy.release.evidence import Attempt, Evidence, parse_attempts, parse_scores, read_pooled, read_rows
+from deploy.release.leases import SHIP_LEASE
 from deploy.release.ledger import Ledger
 from deploy.release.records import Pointer
 from pipelines import errors
@@ -32,7 +33,8 @@ BENCHMARK_SEED: Final = 20_260_101
 """One seed for all gates: serving and candidate meet the same tasks, users and sampling seeds."""
 
 
-def _python(*words: str) -> tuple[str, ...]:
+def python_module(*words: str) -> tuple[str, ...]:
+    """Return the command that runs a module of this installation."""
     return (sys.executable, "-m", *words)
 
 
@@ -40,19 +42,19 @@ def _python(*words: str) -> tuple[str, ...]:
 class StageCommands:
     """Commands of the stages; `{name}` is filled in, the common options are appended (not to `observe`)."""
 
-    signals: tuple[str, ...] = _python("signals", "run", "--once")
-    observe: tuple[str, ...] = _python("deploy.observe")
-    train: tuple[str, ...] = _python(
+    signals: tuple[str, ...] = python_module("signals", "run", "--once", "--tombstoned", "{tombstoned}")
+    observe: tuple[str, ...] = python_module("deploy.observe")
+    train: tuple[str, ...] = python_module(
         "trainer", "update", "--parent", "{parent}", "--policy-version", "{policy_version}", "--lake-version", "{lake_version}"
     )
-    score: tuple[str, ...] = _python(
+    score: tuple[str, ...] = python_module(
         "trainer", "score", "--checkpoint", "{candidate}", "--reference", "{serving}", "--policy-version", "{policy_version}",
         "--lake-version", "{lake_version}", "--limit", "{limit}",
     )  # fmt: skip
-    gateway: tuple[str, ...] = _python(
+    gateway: tuple[str, ...] = python_module(
         "deploy.serving", "--pin", "{folder}", "--policy-version", "{policy_version}", "--arm", "{arm}", "--port", "{port}"
     )
-    benchmark: tuple[str, ...] = _python("deploy.benchmark", "run", "--gateway", "{url}", "--seed", "{seed}", "--out", "{out}")
+    benchmark: tuple[str, ...] = python_module("deploy.benchmark", "run", "--gateway", "{url}", "--seed", "{seed}", "--out", "{out}")
 
     @classmethod
     def of(cls, given: Mapping[str, list[str]] | None) -> "StageCommands":
@@ -193,9 +195,10 @@ def freeze_window(setting: Setting) -> dict[str, Any]:
         TransientError: A running stream did not get there in time.
     """
     quarantined = setting.ledger.quarantined()
-    write_atomic(setting.home.root / "tombstoned.json", json.dumps({"policy_versions": quarantined}).encode())
+    tombstoned = setting.home.root / "tombstoned.json"
+    write_atomic(tombstoned, json.dumps(quarantined).encode())
     try:
-        result = setting.job("signals", setting.commands.signals)
+        result = setting.job("signals", setting.commands.signals, tombstoned=tombstoned)
     except errors.Busy:
         return _wait_for_stream(setting)
     return {
@@ -309,6 +312,37 @@ def evidence(parent: Parent, candidate: str, files: Mapping[str, Any]) -> Eviden
         scores=parse_scores(read_rows(scores), source=str(scores)), pooled=read_pooled(scores), benchmark_serving=attempts("serving"),
         benchmark_candidate=attempts("candidate"), benchmark_anchor=attempts("anchor"),
     )  # fmt: skip
+
+
+def try_candidate(setting: Setting, candidate: str, *, now: datetime) -> dict[str, Any]:
+    """Take a candidate that is in the store through the same steps as a trained one, measured on the lake as it is.
+
+    Args:
+        setting: The deployment.
+        candidate: Its id; it is signed here, so only give what this deployment made.
+        now: For the limit of ships a day.
+
+    Returns:
+        See `ship.result`.
+
+    Raises:
+        Busy: Another shipper is at work.
+        Refused: Frozen, tombstoned, or its parent does not serve.
+    """
+    pointer = serving_pointer(setting)
+    parent = Parent(checkpoint=pointer.checkpoint, policy_version=pointer.policy_version, anchor=pointer.anchor)
+    signing.sign(setting.home, candidate)
+    setting.ledger.register(candidate, parent.checkpoint)
+
+    def measure() -> Evidence:
+        window = {"lake_version": observe.lake_state(setting.home).versions.get("samples")}
+        return evidence(parent, candidate, evaluate(setting, parent, candidate, window))
+
+    with ship.holding(setting.ledger, SHIP_LEASE, setting.config.release) as lease:
+        return ship.run(
+            shipper(setting, lease.epoch), parent.checkpoint, candidate, measure=measure,
+            wait_for_gateway=lambda moved: wait_for_gateway(setting, moved), now=now,
+        )  # fmt: skip
 
 
 def wait_for_gateway(setting: Setting, pointer: Pointer) -> bool:

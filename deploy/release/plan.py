@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 from deploy.release import stats
 from deploy.release.config import GateConfig
+from deploy.release.evidence import INFRA_ERROR, Attempt, Evidence
 
 EXACT_UNITS: Final = 80
 """Up to here the distribution of the bound is enumerated."""
@@ -140,7 +141,7 @@ def _benchmark_line(config: GateConfig, size: Size, *, power: float) -> Line:
         margin=config.benchmark_margin,
         needed=stats.needed_margin(se, df=df, power=power),
         passes=stats.pass_probability(0.0, margin=config.benchmark_margin, standard_error=se, df=df),
-        caught=-min(0.0, stats.caught_effect(margin=config.benchmark_margin, standard_error=se, df=df, power=CAUGHT)),
+        caught=max(0.0, -stats.caught_effect(margin=config.benchmark_margin, standard_error=se, df=df, power=CAUGHT)),
         n=size.tasks,
     )
 
@@ -162,6 +163,31 @@ def plan(config: GateConfig, size: Size, *, power: float = 0.97) -> Plan:
         _rate_line("edits", rate=size.edit_rate, n=size.users, margin=config.edit_margin, side="fall", power=power),
     )
     return Plan(lines=lines, passes=math.prod(line.passes for line in lines))
+
+
+def size_of(evidence: Evidence) -> Size | None:
+    """Return the size and the serving policy's rates that a gate really had; None without a benchmark of both."""
+    rows = [row for row in evidence.benchmark_serving if row.outcome != INFRA_ERROR]
+    others = [row for row in evidence.benchmark_candidate if row.outcome != INFRA_ERROR]
+    tasks = {(row.suite, row.task) for row in rows} & {(row.suite, row.task) for row in others}
+    users = min(len({row.user_key for row in rows}), len({row.user_key for row in others}))
+    if len(tasks) < 2 or users < 2:
+        return None
+
+    def rate(numerator: Callable[[Attempt], float], denominator: Callable[[Attempt], float]) -> float:
+        total = math.fsum(denominator(row) for row in rows)
+        return math.fsum(numerator(row) for row in rows) / total if total else 0.0
+
+    return Size(
+        tasks=len(tasks),
+        attempts=max(1, len(rows) // len(tasks)),
+        users=users,
+        solve_rate=rate(lambda row: row.solved, lambda _: 1),
+        invalid_rate=rate(lambda row: row.invalid_calls, lambda row: row.calls),
+        unscored_rate=rate(lambda row: row.unscored_turns, lambda row: row.turns),
+        ask_rate=rate(lambda row: row.asks > 0, lambda _: 1),
+        edit_rate=rate(lambda row: row.edits_proposed > 0, lambda _: 1),
+    )
 
 
 def to_text(found: Plan) -> str:

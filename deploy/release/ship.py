@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from deploy.release import artifact, explain, gates
+from deploy.release import artifact, explain, gates, plan
 from deploy.release.config import GateConfig, ReleaseConfig
 from deploy.release.evidence import Evidence, ProcessFacts
 from deploy.release.leases import SHIP_LEASE
@@ -134,12 +134,19 @@ def gate(shipper: Shipper, ship: Ship, measure: Callable[[], Evidence], *, now: 
         names = [name for name in gates.CHECKS if name not in gates.ARTIFACT_CHECKS]
         staged = explain.from_dict(shipper.ledger.steps(ship.ship_id)["stage"]).checks
         checks: tuple[Check, ...] = staged + gates.decide(evidence, shipper.gate, names=names).checks
-        return _stored(Report(verdict=overall(checks, required=gates.CHECKS), checks=checks))
+        report = Report(verdict=overall(checks, required=gates.CHECKS), checks=checks)
+        size = plan.size_of(evidence)
+        return _stored(report) | {"weakness": plan.plan(shipper.gate, size).sentence if size else ""}
 
     def observe(result: Mapping[str, Any]) -> Observation:
         return GATE_OBSERVATIONS[Verdict(result["verdict"])]
 
     return explain.from_dict(shipper.ledger.step(ship.ship_id, "gate", act, epoch=shipper.epoch, observe=observe))
+
+
+def ships_today(ledger: Ledger, *, now: datetime) -> int:
+    """Return how many promotions the last 24 hours saw."""
+    return ledger.promotions_since(now - timedelta(days=1))
 
 
 def process_facts(shipper: Shipper, ship: Ship, *, now: datetime) -> ProcessFacts:
@@ -148,7 +155,7 @@ def process_facts(shipper: Shipper, ship: Ship, *, now: datetime) -> ProcessFact
     return ProcessFacts(
         lease_held=any(lease.name == SHIP_LEASE and lease.epoch == shipper.epoch for lease in shipper.ledger.leases()),
         frozen=shipper.ledger.frozen(),
-        ships_today=shipper.ledger.promotions_since(now - timedelta(days=1)),
+        ships_today=ships_today(shipper.ledger, now=now),
         tombstoned=ship.candidate in shipper.ledger.tombstones(),
         parent_serves=pointer is not None and pointer.checkpoint == ship.parent,
     )
@@ -232,6 +239,7 @@ def result(ledger: Ledger, ship_id: str) -> dict[str, Any]:
         "verdict": decided.get("verdict"),
         "reasons": decided.get("reasons", []),
         "checks": decided.get("checks", []),
+        "weakness": decided.get("weakness", ""),
         "promoted": "promote" in steps,
         "created_at": ship.created_at.isoformat(),
         "updated_at": ship.updated_at.isoformat(),
