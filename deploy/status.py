@@ -113,7 +113,7 @@ def _release_lines(release: dict[str, Any]) -> list[str]:
     lines += [f"frozen     {release['frozen']}"] if release["frozen"] else []
     lines += [f"lease      {lease['name']} by {lease['holder']} until {lease['expires_at'][:19]}" for lease in release["leases"]]
     lines += [
-        f"ship       {ship['updated_at'][:19]}  {ship['candidate'][:12]}  {ship['state']:<11} {ship['verdict'] or ''}  {ship['reason'][:80]}"
+        f"ship       {ship['updated_at'][:19]} {ship['candidate'][:12]} {ship['state']:<11} {ship['verdict'] or ''}  {ship['reason'][:72]}"
         for ship in release["ships"]
     ]
     return lines
