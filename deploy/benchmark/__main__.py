@@ -1,7 +1,6 @@
 """`python -m deploy.benchmark`: score what a gateway serves on task folders and held-out sessions."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Final, Literal
@@ -46,7 +45,7 @@ def run_command(
     """
     from deploy.benchmark.folders import TASKS, load_tasks
     from deploy.benchmark.runner import BenchmarkPlan, describe, run_benchmark, summarise
-    from deploy.harness.__main__ import open_sink
+    from deploy.harness.__main__ import gateway_key, open_sink
     from deploy.harness.client import GatewayClient
     from deploy.harness.sandbox import open_sandbox
     from deploy.harness.session import Services
@@ -73,7 +72,7 @@ def run_command(
             key_of=lambda raw: user_key(home, raw),
             harness=config.harness,
             simulation=config.simulation,
-            api_key=os.environ.get("TIDEGATE_API_KEY", ""),
+            api_key=gateway_key(home),
         )
         rows = run_benchmark(services, plan, out, advance=advance)
     summary = summarise(rows)

@@ -60,6 +60,13 @@ def open_sink(kind: Literal["kafka", "file"], config: Config, home: Home, folder
         recorder.flush(30.0)
 
 
+def gateway_key(home: Home) -> str:
+    """Return the key to ask the gateway with: `TIDEGATE_API_KEY`, else one that this deployment's own gateway takes."""
+    from deploy.serving.keys import load_keys
+
+    return os.environ.get("TIDEGATE_API_KEY") or next(iter(load_keys(home, os.environ).values()))
+
+
 @app.command(name="run")
 def run_command(
     *,
@@ -110,7 +117,7 @@ def run_command(
             key_of=lambda raw: user_key(home, raw),
             harness=harness,
             simulation=config.simulation,
-            api_key=os.environ.get("TIDEGATE_API_KEY", ""),
+            api_key=gateway_key(home),
         )
         rows = run_sessions(services, plan, out, advance=advance)
     result = summarise(rows)

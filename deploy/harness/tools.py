@@ -65,8 +65,7 @@ class Answer:
 
 
 def _tool(name: str, description: str, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    properties = {field: {"type": "string"} for field in (*required, *optional)}
-    parameters = {"type": "object", "properties": properties, "required": list(required)}
+    parameters = {"properties": {field: {} for field in (*required, *optional)}, "required": list(required)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
@@ -76,7 +75,8 @@ TOOLS: Final[tuple[dict[str, Any], ...]] = (
     _tool("grep", "Search a regex", ("pattern",), ("path",)),
     _tool("run_terminal", "Run a shell command", ("command",)),
 )
-"""In OpenAI's form. Descriptions are as short as they can be: a small policy pays for every token of its prompt."""
+"""In OpenAI's form. All arguments are strings; the schemas leave that and "type": "object" out, because a small policy pays for every
+token of its prompt (223 tokens of system message instead of 282). `check_call` enforces it."""
 
 
 class CallError(Exception):
