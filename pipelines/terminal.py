@@ -14,18 +14,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from cyclopts import App, Parameter
 
-from pipelines.config import PipelinesConfig, load
 from pipelines.errors import StageError
 from pipelines.storage import Home, default_home, write_atomic
+
+if TYPE_CHECKING:
+    from pipelines.config import PipelinesConfig  # its models cost a quarter of `--help`'s time, so `tree` loads them
 
 PLAIN_INTERVAL_S: Final = 5.0
 """Seconds between progress lines where there is no terminal."""
 
-Tree = TypeVar("Tree", bound=PipelinesConfig)
+Tree = TypeVar("Tree", bound="PipelinesConfig")
 
 
 @Parameter(name="*")
@@ -47,6 +49,8 @@ class Common:
         Raises:
             ConfigError: See `pipelines.config.load`.
         """
+        from pipelines.config import load
+
         from_environment = os.environ.get("TIDEGATE_CONFIG")
         path = self.config or (Path(from_environment) if from_environment else None)
         return load(kind, path, overrides=self.set)
