@@ -21,10 +21,11 @@ from kafka import errors as foreign
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.structs import TopicPartition
 
-from pipelines.broker import BATCH_OVERHEAD_BYTES, address
+from pipelines.broker import address
 from pipelines.config import PipelinesConfig
 from pipelines.errors import BrokerUnavailable, ConfigError, ContractViolation, StageError
 from pipelines.storage import Home
+from pipelines.topics import BATCH_OVERHEAD_BYTES, Topic, wanted
 
 SECRETS: Final = ("sasl_plain_username", "sasl_plain_password", "ssl_password")
 """Settings read from `TIDEGATE_KAFKA_<NAME>` only, so that they are in no file and no dump of the settings."""
@@ -276,15 +277,6 @@ class Producer:
             self.close(timeout_s=5.0 if kind is None else 0.5)
 
 
-def _wanted(config: PipelinesConfig) -> dict[str, tuple[int, int, dict[str, str]]]:
-    section = config.kafka
-    settings = {
-        "retention.ms": str(section.retention_hours * 3_600_000),
-        "max.message.bytes": str(section.max_event_bytes + BATCH_OVERHEAD_BYTES),
-    }
-    return {section.topic: (section.partitions, section.replication, settings)}
-
-
 def ensure_topics(config: PipelinesConfig, home: Home) -> list[TopicState]:
     """Create the topics that are missing and report how the others differ from the settings.
 
@@ -300,34 +292,31 @@ def ensure_topics(config: PipelinesConfig, home: Home) -> list[TopicState]:
         admin = client.KafkaAdminClient(**settings)
         try:
             existing = set(admin.list_topics())
-            for name, (partitions, replication, wanted) in _wanted(config).items():
-                if name not in existing and _create(admin, name, partitions, replication, wanted):
-                    states.append(TopicState(name=name, created=True, drift={}))
-                else:
-                    states.append(TopicState(name=name, created=False, drift=_drift(admin, name, partitions, wanted)))
+            for topic in wanted(config.kafka):
+                created = topic.name not in existing and _create(admin, topic)
+                states.append(TopicState(name=topic.name, created=created, drift={} if created else _drift(admin, topic)))
         finally:
             admin.close()
     return states
 
 
-def _create(admin: Any, name: str, partitions: int, replication: int, wanted: Mapping[str, str]) -> bool:
+def _create(admin: Any, topic: Topic) -> bool:
     """Create one topic; False when another process was first."""
+    shape = {"num_partitions": topic.partitions, "replication_factor": topic.replication, "configs": topic.settings()}
     try:
-        admin.create_topics(
-            {name: {"num_partitions": partitions, "replication_factor": replication, "configs": dict(wanted)}}, wait_for_metadata=True
-        )
+        admin.create_topics({topic.name: shape}, wait_for_metadata=True)
     except foreign.TopicAlreadyExistsError:
         return False
     return True
 
 
-def _drift(admin: Any, name: str, partitions: int, wanted: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    actual_partitions = len(admin.describe_topics([name])[0]["partitions"])
-    described = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)], config_filter="all")
-    values = {key: str(entry["value"]) for key, entry in described["topic"][name].items()}
-    drift = {key: (value, values.get(key, "unknown")) for key, value in wanted.items() if values.get(key) != value}
-    if actual_partitions != partitions:
-        drift["partitions"] = (str(partitions), str(actual_partitions))
+def _drift(admin: Any, topic: Topic) -> dict[str, tuple[str, str]]:
+    actual_partitions = len(admin.describe_topics([topic.name])[0]["partitions"])
+    described = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic.name)], config_filter="all")
+    values = {key: str(entry["value"]) for key, entry in described["topic"][topic.name].items()}
+    drift = {key: (value, values.get(key, "unknown")) for key, value in topic.settings().items() if values.get(key) != value}
+    if actual_partitions != topic.partitions:
+        drift["partitions"] = (str(topic.partitions), str(actual_partitions))
     return drift
 
 

@@ -57,6 +57,14 @@ _PATTERNS: Final[tuple[tuple[str, re.Pattern[str], str], ...]] = (
         re.compile(rf"(?i)(?<![\w-])([\w-]{{0,40}}?{_LABELLED}[\"']?[ \t]{{0,4}}(?::=|=>|[=:])[ \t]{{0,4}}[\"']?)[^\s\"'<>,;]{{4,}}"),
         r"\1",
     ),
+    (
+        "high_entropy",  # an environment-style assignment of something long with letters and digits; also catches hashes, on purpose
+        re.compile(
+            r"(?<![\w-])([A-Z][A-Z0-9_]{1,60}[ \t]{0,2}=[ \t]{0,2}[\"']?)"
+            r"(?=[\w+=-]{0,200}\d)(?=[\d+=_-]{0,200}[A-Za-z])[A-Za-z0-9+_][\w+/=-]{15,}"
+        ),
+        r"\1",
+    ),
     ("email", re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})+"), ""),
     (
         "phone",

@@ -35,6 +35,7 @@ SECRETS = st.one_of(
     token(8, 20).map(lambda t: (f'"clientSecret": "{t}"', t)),
     token(8, 20).map(lambda t: (f"export STRIPE_API_KEY='{t}'", t)),
     token(8, 20).map(lambda t: (f"password: {t}", t)),
+    token(16, 40).map(lambda t: (f"STATION_KEY=a1{t}", t)),
     token(40, 80).map(lambda t: (f"-----BEGIN RSA PRIVATE KEY-----\n{t}\n-----END RSA PRIVATE KEY-----", t)),
     token(40, 80).map(lambda t: (f"-----BEGIN OPENSSH PRIVATE KEY-----\n{t}", t)),
     token(8, 16).map(lambda t: (f"{t}@example.org", f"{t}@example")),
@@ -85,6 +86,7 @@ def test_each_kind_has_its_own_placeholder_and_the_rest_of_the_text_stays() -> N
         "commit 9d6509d2f1b0c3a4 touches src/keys.py:12",
         "the password is wrong",
         "class Secret(Base): ...",
+        "PATH=/usr/local/bin/python3.11 DEBUG=1 BASE_URL=https://a.b NAME=some-long-name-of-a-thing",
         "1234567 rows, 3.14159, 0x7fff",
     ],
 )
@@ -97,7 +99,19 @@ def test_lone_surrogates_are_made_encodable() -> None:
 
 
 def test_the_time_to_redact_grows_with_the_text_and_not_faster() -> None:
-    for piece in ("a", "a@", "password", "token=", "_-", "+1 ", "eyJaaaaa.", "-----BEGIN PRIVATE KEY-----", "1-", "\n    at f (x.js:1:2)"):
+    for piece in (
+        "a",
+        "a@",
+        "password",
+        "token=",
+        "_-",
+        "+1 ",
+        "A=a",
+        "eyJaaaaa.",
+        "-----BEGIN PRIVATE KEY-----",
+        "1-",
+        "\n    at f (x.js:1:2)",
+    ):
         text = piece * (200_000 // len(piece))
         started = time.perf_counter()
         redact(text)
