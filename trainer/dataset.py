@@ -114,10 +114,15 @@ def read_rows(path: Path) -> list[TrainingRow]:
         TrainingRow(
             row_id=record["row_id"],
             packed=PackedRow(
-                prompt_ids=np.asarray(record["prompt_ids"], np.int64), response_ids=np.asarray(record["response_ids"], np.int64),
-                trained=np.asarray(record["trained"], np.int64), temperature=record["temperature"],
+                prompt_ids=np.asarray(record["prompt_ids"], np.int64),
+                response_ids=np.asarray(record["response_ids"], np.int64),
+                trained=np.asarray(record["trained"], np.int64),
+                temperature=record["temperature"],
             ),
-            mu=np.asarray(record["mu"], np.float32), advantage=record["advantage"], omega=record["omega"], same_version=record["same_version"],
+            mu=np.asarray(record["mu"], np.float32),
+            advantage=record["advantage"],
+            omega=record["omega"],
+            same_version=record["same_version"],
         )
         for record in records
-    ]  # fmt: skip
+    ]

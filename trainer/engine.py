@@ -40,7 +40,7 @@ class StepFigures:
 
     sums: dict[str, float]
     nonfinite_rows: tuple[str, ...]
-    """Rows whose log-probabilities were NaN or infinite."""
+    """Rows with a NaN or an infinity in a log-probability, advantage or weight."""
     grad_norm: float
     applied: bool
     """False: the step was skipped (non-finite, or over the KL budget)."""
@@ -135,7 +135,7 @@ class Trainer:
             if chosen_here:
                 found = {name: float(total) for name, total in value.sums.items()} | _token_sums(inputs, entropy, value.loss)
                 totals += torch.tensor([found.get(name, 0.0) for name in SUMS], dtype=torch.float64)
-                bad += [rows[batch.rows[k]].row_id for k in torch.unique(inputs.segment[~theta.detach().isfinite()]).tolist()]
+                bad += [rows[batch.rows[k]].row_id for k in _nonfinite(inputs)]
         return self._apply(totals, bad, kl_budget=kl_budget)
 
     def _apply(self, totals: torch.Tensor, bad: list[str], *, kl_budget: float | None) -> StepFigures:
@@ -213,6 +213,12 @@ def _token_sums(inputs: LossBatch, entropy: torch.Tensor, loss: torch.Tensor) ->
         "log_ratio": float((theta - inputs.mu).sum()),
         "logprob": float(theta.sum()),
     }
+
+
+def _nonfinite(inputs: LossBatch) -> list[int]:
+    """Return the rows of a micro-batch in which anything that enters the loss is NaN or infinite."""
+    whole = inputs.theta.detach() + inputs.mu + inputs.ref + inputs.advantage + inputs.omega
+    return torch.unique(inputs.segment[~whole.isfinite()]).tolist()
 
 
 @contextmanager

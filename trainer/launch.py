@@ -77,7 +77,7 @@ def run(folder: Path, *, label: str, on_step: Callable[[dict[str, Any]], None] =
     with log.open("ab") as output:
         ranks = subprocess.Popen(
             command(folder, world_size=settings.world_size), env=environment(threads=settings.threads_per_rank),
-            stdout=output, stderr=output, stdin=subprocess.DEVNULL, preexec_fn=_terminate_with_parent,
+            stdout=output, stderr=output, stdin=subprocess.DEVNULL, preexec_fn=_terminate_with_parent,  # noqa: PLW1509  one prctl call, no lock is taken
         )  # fmt: skip
         try:
             _follow(ranks, folder, label=label, on_step=on_step, deadline=deadline)

@@ -11,6 +11,7 @@ the packed row loses to no packing at all on CPU. Linear layers see the whole pa
 # ruff: noqa: F722  (shapes of jaxtyping are no Python expressions)
 
 import gc
+import warnings
 from pathlib import Path
 from typing import Any, Final
 
@@ -156,17 +157,18 @@ def add_lora(language_model: Any, config: UpdateConfig) -> Any:
     """
     from peft import LoraConfig, get_peft_model
 
-    torch.manual_seed(config.seed)
-    return get_peft_model(
-        language_model,
-        LoraConfig(
-            task_type="CAUSAL_LM",
-            r=config.lora_rank,
-            lora_alpha=config.lora_alpha,
-            target_modules=list(config.lora_targets),
-            lora_dropout=0.0,
-        ),
+    settings = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        target_modules=list(config.lora_targets),
+        lora_dropout=0.0,
     )
+    torch.manual_seed(config.seed)
+    with warnings.catch_warnings():
+        # peft 0.21 reads an attribute that transformers 5.24 has renamed
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+        return get_peft_model(language_model, settings)
 
 
 def tensors(batch: MicroBatch, device: torch.device | str = "cpu") -> dict[str, Any]:

@@ -124,10 +124,14 @@ class RankJob:
             loss=settings.loss,
             settings=LossSettings(**{name: getattr(settings, name) for name in names}),
             deepspeed=deepspeed_config.build(
-                zero_stage=settings.zero_stage, dtype=settings.dtype, lr=settings.lr, weight_decay=settings.weight_decay, grad_clip=settings.grad_clip
+                zero_stage=settings.zero_stage,
+                dtype=settings.dtype,
+                lr=settings.lr,
+                weight_decay=settings.weight_decay,
+                grad_clip=settings.grad_clip,
             ),
             max_tokens=settings.max_tokens_per_micro_batch,
-        )  # fmt: skip
+        )
         self.run = Run()
         self.batches = order(len(self.rows), per_step=settings.rows_per_step, passes=settings.passes, seed=settings.seed)
 
@@ -251,14 +255,31 @@ class RankJob:
         if job.state:
             (staged / jobs.TRAINER_STATE).write_text(json.dumps(job.state, sort_keys=True), encoding="utf-8")
         figures: dict[str, float | int | str | None] = {
-            "steps": run.step, "stop_reason": run.stop_reason, "nonfinite_steps": run.nonfinite_steps, "quarantined_rows": len(run.quarantined),
-            "kl_nats_per_token": run.kl_spent, "loss_first": run.first.get("loss"), "loss_last": run.last.get("loss"),
-            "entropy_last": run.last.get("entropy"), "relative_change": change, "probe_gap_nats": gap, "probe_moved_nats": moved, **parity,
-        }  # fmt: skip
+            "steps": run.step,
+            "stop_reason": run.stop_reason,
+            "nonfinite_steps": run.nonfinite_steps,
+            "quarantined_rows": len(run.quarantined),
+            "kl_nats_per_token": run.kl_spent if job.kl_limited else None,
+            "loss_first": run.first.get("loss"),
+            "loss_last": run.last.get("loss"),
+            "entropy_last": run.last.get("entropy"),
+            "relative_change": change,
+            "probe_gap_nats": gap,
+            "probe_moved_nats": moved,
+            **parity,
+        }
         identity, path = publish.seal(
-            staged, Path(job.store), kind=job.kind, base_model=job.base_model, parent=job.parent, created_at=publish.parse_instant(job.created_at),
-            config_digest=job.config_digest, reward_version=job.reward_version, lake_version=job.lake_version, training=job.facts | figures,
-        )  # fmt: skip
+            staged,
+            Path(job.store),
+            kind=job.kind,
+            base_model=job.base_model,
+            parent=job.parent,
+            created_at=publish.parse_instant(job.created_at),
+            config_digest=job.config_digest,
+            reward_version=job.reward_version,
+            lake_version=job.lake_version,
+            training=job.facts | figures,
+        )
         return {"checkpoint": identity, "path": str(path), "parent": job.parent, **job.facts, **figures}
 
 

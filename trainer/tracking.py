@@ -6,13 +6,17 @@ Takes figures; gives nothing back. Leaves out: the release registry (`deploy.rel
 
 import logging
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pipelines.storage import Home
 from trainer.config import MlflowConfig
+
+PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+"""MLflow's own defaults wait many minutes for a server that is away; training does not."""
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +65,8 @@ def tracked(config: MlflowConfig, home: Home, *, experiment: str, name: str, tag
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
         home.mlflow.mkdir(parents=True, exist_ok=True)
         try:
             client = MlflowClient(uri(config, home))

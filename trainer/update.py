@@ -207,10 +207,20 @@ def update(
         limits = limits_for(folder, manifest, settings, policy_version=policy_version, consumed=state["consumed"])
         prepared = prepare(records, limits, settings, state=state, now=now)
         job = Job(
-            kind="update", parent=identity, parent_folder=str(folder), store=str(home.store), base_model=manifest.base_model, settings=settings,
-            kl_limited=True, created_at=now.isoformat(), config_digest=digest(config), reward_version=prepared.reward_version,
-            lake_version=samples.version, facts=prepared.facts, state=prepared.state,
-        )  # fmt: skip
+            kind="update",
+            parent=identity,
+            parent_folder=str(folder),
+            store=str(home.store),
+            base_model=manifest.base_model,
+            settings=settings,
+            kl_limited=True,
+            created_at=now.isoformat(),
+            config_digest=digest(config),
+            reward_version=prepared.reward_version,
+            lake_version=samples.version,
+            facts=prepared.facts,
+            state=prepared.state,
+        )
         return run_job(config, home, job, prepared.rows, label="update")
 
 

@@ -81,11 +81,18 @@ def settings_for(config: TrainerConfig) -> UpdateConfig:
     warm = config.warmstart
     return config.trainer.model_copy(
         update={
-            "adapter": "full", "loss": "sft", "lr": warm.lr, "passes": warm.passes, "rows_per_step": warm.examples_per_step, "dtype": warm.dtype,
-            "max_tokens_per_micro_batch": warm.max_tokens_per_micro_batch, "steps_per_prox": 1, "save_every_steps": warm.save_every_steps,
+            "adapter": "full",
+            "loss": "sft",
+            "lr": warm.lr,
+            "passes": warm.passes,
+            "rows_per_step": warm.examples_per_step,
+            "dtype": warm.dtype,
+            "max_tokens_per_micro_batch": warm.max_tokens_per_micro_batch,
+            "steps_per_prox": 1,
+            "save_every_steps": warm.save_every_steps,
             "keep_checkpoints": 1,
         }
-    )  # fmt: skip
+    )
 
 
 def warmstart(

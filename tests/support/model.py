@@ -70,3 +70,44 @@ def tiny_folder(tiny_store: tuple[Path, str]) -> Path:
     """The folder of the tiny base checkpoint."""
     store, identity = tiny_store
     return store / identity
+
+
+def on_policy_records(folder: Path, number: int, *, seed: int = 0, users: int = 6, policy_version: int = 1) -> list[dict[str, object]]:
+    """Make `number` sample records whose log-probabilities are those of a checkpoint; a reply earns 1 when its first id is even, else -1.
+
+    One turn a record, two records a session, `users` users; all of it served at 2026-11-30 12:00 UTC.
+    """
+    import numpy as np
+
+    from trainer import candidates
+    from trainer.model import Policy, load, score
+    from trainer.packing import reply_row
+
+    rng = np.random.default_rng(seed)
+    rows = [reply_row(rng.integers(3, 500, rng.integers(4, 24)), rng.integers(3, 500, rng.integers(3, 12))) for _ in range(number)]
+    scored = score(Policy(load(folder)).eval(), rows)
+    at = datetime(2026, 11, 30, 12, tzinfo=UTC)
+    return [
+        {
+            "session_id": f"s{k // 2}", "turn_id": f"t{k}", "completion_id": f"c{k:03d}", "turn_index": k % 2, "attempt": 0,
+            "user_key": f"u{k // 2 % users}", "origin": "simulated", "arm": "serving", "consent": "train", "task_bucket": "rename",
+            "language": "en", "policy_version": policy_version, "served_at": at, "tokenizer_sha": candidates.tokenizer_sha(folder),
+            "template_sha": candidates.template_sha(folder), "prompt_ids": row.prompt_ids.astype("<i4").tobytes(),
+            "response_ids": row.response_ids.astype("<i4").tobytes(), "behaviour_logprobs": logprobs.astype("<f4").tobytes(),
+            "temperature": 1.0, "top_p": 1.0, "top_k": 0, "finish_reason": "stop", "tool_calls_valid": True, "outcome": "scored",
+            "outcome_reason": None, "reward": 1.0 if row.response_ids[0] % 2 == 0 else -1.0, "components": {"edits_kept": 1.0},
+            "reward_version": "r1", "matured_at": at,
+        }
+        for k, (row, (logprobs, _)) in enumerate(zip(rows, scored, strict=True))
+    ]  # fmt: skip
+
+
+def write_samples(lake: Path, records: list[dict[str, object]]) -> None:
+    """Append records to the Delta table `samples` of a lake, without Spark."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    from signals.samples import SAMPLES
+
+    lake.mkdir(parents=True, exist_ok=True)
+    write_deltalake(lake / "samples", pa.Table.from_pylist(records, schema=SAMPLES), mode="append")

@@ -1,7 +1,5 @@
 """Each loss against hand-worked numbers, a slow loop, and finite differences of its own value."""
 
-# ruff: noqa: F722
-
 import math
 from dataclasses import replace
 
@@ -168,7 +166,8 @@ def test_the_gradient_equals_finite_differences(name):
     theta = rng.uniform(-3, -0.1, 12)
     fixed = {
         "prox": theta + rng.normal(0, 0.05, 12), "mu": theta + rng.normal(0, 0.05, 12), "ref": theta + rng.normal(0, 0.2, 12),
-        "advantage": np.repeat(rng.normal(0, 1, 4), 3), "omega": np.repeat([1, 0.5, 1, 0.25], 3), "segment": [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3,
+        "advantage": np.repeat(rng.normal(0, 1, 4), 3), "omega": np.repeat([1, 0.5, 1, 0.25], 3),
+        "segment": np.repeat([0, 1, 2, 3], 3).tolist(),
     }  # fmt: skip
     strong = replace(S, beta=0.5)
     b = batch(theta, grad=True, **fixed)
@@ -177,7 +176,9 @@ def test_the_gradient_equals_finite_differences(name):
         up, down = theta.copy(), theta.copy()
         up[t] += 1e-6
         down[t] -= 1e-6
-        slope = (float(LOSSES[name](batch(up, **fixed), 7.0, strong).loss) - float(LOSSES[name](batch(down, **fixed), 7.0, strong).loss)) / 2e-6
+        slope = (
+            float(LOSSES[name](batch(up, **fixed), 7.0, strong).loss) - float(LOSSES[name](batch(down, **fixed), 7.0, strong).loss)
+        ) / 2e-6
         assert float(b.theta.grad[t]) == pytest.approx(slope, abs=1e-7)
 
 

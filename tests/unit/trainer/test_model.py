@@ -1,0 +1,163 @@
+"""Packed rows score like padded ones, exports are what was trained, fixed numbers hold."""
+
+import json
+import shutil
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.errors import CheckpointInvalid
+from trainer import candidates, publish
+from trainer.config import UpdateConfig
+from trainer.model import SEGMENTED, Policy, add_lora, load, score, tensors
+from trainer.packing import pack, reply_row
+
+pytestmark = pytest.mark.model
+
+NOW = datetime(2026, 11, 30, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rng = np.random.default_rng(0)
+    return [
+        reply_row(rng.integers(3, 500, p), rng.integers(3, 500, r), temperature=t)
+        for p, r, t in [(1, 1, 1.0), (7, 5, 0.7), (20, 9, 1.3), (2, 30, 1.0)]
+    ]
+
+
+def alone(folder, row, *, gradient_of=None):
+    """Score one row by itself with transformers' own attention, padded on the right by 5 tokens, from full logits in float64."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float64)
+    ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids, np.full(5, 2)]))[None]
+    mask = torch.ones_like(ids)
+    mask[0, -5:] = 0
+    logits = model(input_ids=ids, attention_mask=mask).logits[0, row.trained - 1] / row.temperature
+    logp = torch.log_softmax(logits, -1)
+    picked = logp[torch.arange(len(row.response_ids)), torch.from_numpy(row.response_ids)]
+    entropy = -(logp.exp() * logp).sum(-1)
+    gradient = None
+    if gradient_of is not None:
+        picked.sum().backward()
+        gradient = dict(model.named_parameters())[gradient_of].grad
+    return picked.detach().numpy(), entropy.detach().numpy(), gradient
+
+
+def test_packed_rows_score_like_each_row_alone_and_padded(tiny_folder, rows):
+    found = score(Policy(load(tiny_folder)).eval(), rows, max_tokens=200)
+    for row, (logprobs, entropies) in zip(rows, found, strict=True):
+        expected, expected_entropy, _ = alone(tiny_folder, row)
+        assert logprobs == pytest.approx(expected, abs=2e-5)
+        assert entropies == pytest.approx(expected_entropy, abs=2e-5)
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.k_proj.weight", "model.embed_tokens.weight"])
+def test_packed_gradients_are_the_sum_of_padded_ones(tiny_folder, rows, name):
+    policy = Policy(load(tiny_folder))
+    logprobs, _ = policy(**tensors(pack(rows, range(len(rows)))))
+    logprobs.sum().backward()
+    found = dict(policy.language_model.named_parameters())[name].grad
+    expected = sum(alone(tiny_folder, row, gradient_of=name)[2] for row in rows)
+    if name.startswith("model.embed"):
+        # the end token is also transformers' padding id, whose input gradient it drops; this project's policy does not
+        assert torch.allclose(found[3:].double(), expected[3:], atol=1e-4)
+    else:
+        assert torch.allclose(found.double(), expected, atol=1e-4)
+
+
+def test_a_token_of_one_segment_does_not_see_its_neighbours(tiny_folder, rows):
+    policy = Policy(load(tiny_folder)).eval()
+    first = score(policy, [rows[1], rows[2]], max_tokens=100)[1][0]
+    other = reply_row((rows[1].prompt_ids + 11) % 500, rows[1].response_ids)
+    second = score(policy, [other, rows[2]], max_tokens=100)[1][0]
+    assert first.tolist() == second.tolist()
+
+
+def test_the_gradient_of_the_end_tokens_embedding_is_kept(tiny_folder):
+    policy = Policy(load(tiny_folder))
+    assert policy.language_model.get_input_embeddings().padding_idx is None
+    assert policy.language_model.config._attn_implementation == SEGMENTED
+
+
+def test_fresh_lora_adapters_change_nothing_and_merge_exactly(tiny_folder, rows):
+    before = score(Policy(load(tiny_folder)).eval(), rows)
+    wrapped = add_lora(load(tiny_folder), UpdateConfig(lora_rank=4))
+    assert [x.tolist() for x, _ in score(Policy(wrapped).eval(), rows)] == [x.tolist() for x, _ in before]
+    adapters = {name: p.detach() for name, p in wrapped.named_parameters() if p.requires_grad}
+    generator = torch.Generator().manual_seed(1)
+    for p in adapters.values():
+        p.copy_(torch.randn(p.shape, generator=generator) * 0.05)
+    with_adapter = score(Policy(wrapped).eval(), rows)
+    merged = load(tiny_folder)
+    change = publish.merged_lora(merged, adapters, scaling=32.0 / 4)
+    for (ours, _), (theirs, _) in zip(score(Policy(merged).eval(), rows), with_adapter, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+    assert 0 < change < 1
+
+
+def test_an_adapter_for_a_missing_weight_or_a_nan_is_not_merged(tiny_folder):
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
+    good = {name: torch.zeros(2, 64), name.replace("lora_A", "lora_B"): torch.zeros(64, 2)}
+    with pytest.raises(CheckpointInvalid, match="does not have"):
+        publish.merged_lora(load(tiny_folder), {key.replace("layers.0", "layers.9"): value for key, value in good.items()}, scaling=1.0)
+    good[name][0, 0] = float("nan")
+    with pytest.raises(CheckpointInvalid, match="non-finite"):
+        publish.merged_lora(load(tiny_folder), good, scaling=1.0)
+
+
+def test_the_probe_of_a_checkpoint_is_what_its_weights_give(tiny_folder):
+    rows, expected = publish.read_probe(tiny_folder)
+    found = [logprobs for logprobs, _ in score(Policy(load(tiny_folder)).eval(), rows)]
+    assert publish.mean_gap(found, expected) < 1e-6
+    assert all(alone(tiny_folder, row)[0] == pytest.approx(logprobs, abs=2e-5) for row, logprobs in zip(rows, expected, strict=True))
+
+
+def test_a_sealed_checkpoint_verifies_and_the_same_content_has_the_same_id(tiny_store, tmp_path):
+    from tests.support.model import tiny_checkpoint
+
+    store, identity = tiny_store
+    manifest = candidates.verify(store / identity)
+    assert manifest.tokenizer_sha == candidates.tokenizer_sha(store / identity)
+    assert tiny_checkpoint(tmp_path, seed=0)[0] == identity
+    assert tiny_checkpoint(tmp_path, seed=1)[0] != identity
+
+
+@pytest.mark.parametrize("damage", ["flip", "missing", "extra", "pickle", "auto_map", "no_manifest", "broken_manifest"])
+def test_a_damaged_or_unsafe_checkpoint_is_refused(tiny_folder, tmp_path, damage):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(tiny_folder, folder)
+    weights = folder / "model.safetensors"
+    if damage == "flip":
+        data = bytearray(weights.read_bytes())
+        data[-1] ^= 1
+        weights.write_bytes(data)
+    elif damage == "missing":
+        weights.unlink()
+    elif damage in ("extra", "pickle"):
+        (folder / ("notes.txt" if damage == "extra" else "pytorch_model.bin")).write_text("x")
+    elif damage == "auto_map":
+        config = json.loads((folder / "config.json").read_text()) | {"auto_map": {"AutoModel": "code.Model"}}
+        (folder / "config.json").write_text(json.dumps(config))
+        manifest = candidates.read_manifest(folder)
+        entry = candidates.FileEntry(
+            sha256=candidates.sha256_file(folder / "config.json"), size_bytes=(folder / "config.json").stat().st_size
+        )
+        changed = manifest.model_copy(update={"files": manifest.files | {"config.json": entry}})
+        (folder / candidates.MANIFEST).write_text(changed.model_dump_json())
+    else:
+        (folder / candidates.MANIFEST).write_text("{}") if damage == "broken_manifest" else (folder / candidates.MANIFEST).unlink()
+    with pytest.raises(CheckpointInvalid):
+        candidates.verify(folder)
+
+
+def test_an_export_that_is_not_what_was_trained_is_removed(tmp_path):
+    for gap, change, words in [(0.5, 0.1, "differ"), (float("nan"), 0.1, "differ"), (0.0, 0.0, "no weight")]:
+        staged = tmp_path / "staged"
+        staged.mkdir()
+        with pytest.raises(CheckpointInvalid, match=words):
+            publish.check_export(staged, gap=gap, change=change, tolerance=0.02)
+        assert not staged.exists()
