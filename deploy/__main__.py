@@ -10,20 +10,24 @@ from cyclopts import App
 
 from pipelines.terminal import run
 
-app = App(name="tidegate", help="Turn an agent's live sessions into a better checkpoint of that agent, several times a day.")
+app = App(
+    name="tidegate",
+    help="Turn an agent's live sessions into a better checkpoint of that agent, several times a day.",
+    help_format="plaintext",  # markdown would load a parser and a highlighter for every `--help`
+)
 
 VERBS: Final = (
-    ("demo", "deploy.commands:demo", "Run the whole loop once on this machine and write a report."),
-    ("up", "deploy.commands:up", "Start broker, stream, gateway, Prefect and the five-hour schedule."),
-    ("down", "deploy.commands:down", "Stop what `up` started."),
-    ("reset", "deploy.commands:reset", "Remove all state of this deployment, after asking."),
-    ("cycle", "deploy.commands:cycle", "Freeze a window, train, evaluate, gate, ship or keep: once, now."),
-    ("status", "deploy.commands:status", "Show what serves, what shipped, how far the lake is."),
-    ("doctor", "deploy.commands:doctor", "Find what is wrong with this machine or deployment, and say what to do."),
+    ("demo", "deploy.commands:app", "Run the whole loop once on this machine and write a report."),
+    ("up", "deploy.supervise:up_command", "Start broker, stream, gateway, Prefect and the five-hour schedule."),
+    ("down", "deploy.supervise:down_command", "Stop what `up` started."),
+    ("reset", "deploy.supervise:reset_command", "Remove all state of this deployment, after asking."),
+    ("cycle", "deploy.orchestrator:app", "Freeze a window, train, evaluate, gate, ship or keep: once, now."),
+    ("status", "deploy.status:app", "Show what serves, what shipped, how far the lake is."),
+    ("doctor", "deploy.doctor:app", "Find what is wrong with this machine or deployment, and say what to do."),
     ("import", "pipelines.__main__:app", "Turn transcripts you already have into session events."),
     ("signals", "signals.__main__:app", "Append events to the lake, distil rewards, explain them."),
     ("trainer", "trainer.__main__:app", "Warm start, update and score checkpoints."),
-    ("serve", "deploy.serving.__main__:serve_command", "Serve the current checkpoint behind the OpenAI-compatible gateway."),
+    ("serve", "deploy.serving.__main__:app", "Serve the current checkpoint behind the OpenAI-compatible gateway."),
     ("sessions", "deploy.harness.__main__:app", "Run agent sessions against the gateway, and look at them."),
     ("benchmark", "deploy.benchmark.__main__:app", "Score a checkpoint on task folders and held-out sessions."),
     ("gate", "deploy.release.__main__:gate", "Plan, run and explain the gate."),

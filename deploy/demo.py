@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from deploy import launch, observe, readout, report, tasks
+from deploy import launch, observe, orchestrator, readout, report, tasks
 from deploy.config import Config
 from pipelines.broker import EmbeddedBroker
 from pipelines.storage import Home, write_atomic
@@ -178,15 +178,15 @@ def _plant(run: Run, setting: tasks.Setting) -> dict[str, Any]:
     return tasks.try_candidate(setting, candidate, now=datetime.now(UTC))
 
 
-def run_demo(plan: Plan, config: Config, home: Home, *, common: tuple[str, ...], cycle: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def run_demo(plan: Plan, config: Config, home: Home, *, settings: Path, overrides: list[str]) -> dict[str, Any]:
     """Run the demo and write its report.
 
     Args:
         plan: Its size.
         config: All settings.
         home: The demo's own folder.
-        common: Options that make a stage see this deployment with these settings.
-        cycle: Runs one cycle of the Prefect flow and returns its result.
+        settings: The TOML file that stage processes read.
+        overrides: `section.key=value` texts that stage processes get.
 
     Returns:
         The content of `report.json`.
@@ -195,7 +195,11 @@ def run_demo(plan: Plan, config: Config, home: Home, *, common: tuple[str, ...],
         StageError: A stage's own failure; the same command again goes on.
     """
     run = Run(home, plan)
-    setting = tasks.Setting(home=home, config=config, common=common)
+    setting = tasks.Setting(home=home, config=config, common=tasks.common_options(home, settings, overrides))
+
+    def cycle() -> dict[str, Any]:
+        return orchestrator.cycle(config, home, settings=settings, overrides=overrides)
+
     with _services(run, setting) as url:
         _import(run, setting, plan)
         cycles: list[dict[str, Any]] = []
@@ -228,8 +232,8 @@ def _report(
                 "policy_before": cycle["policy_before"],
                 "policy_after": cycle["policy_after"],
                 "candidate": cycle["candidate"],
-                "verdict": (cycle.get("ship") or {}).get("verdict"),
-                "reasons": (cycle.get("ship") or {}).get("reasons", []),
+                "verdict": cycle["verdict"],
+                "reasons": cycle["reasons"],
                 "reward": by_version.get(cycle["policy_before"], {}).get("reward", {}),
                 "reward_after": by_version.get(cycle["policy_after"], {}).get("reward", {}),
             }
