@@ -24,7 +24,7 @@ RATES: Final[dict[str, tuple[str, str]]] = {
     "asks": ("asks", "n_turns"),
     "solved": ("solved", "requests"),
     "first_try_kept": ("first_kept", "first_tries"),
-    "preferred_placement": ("above", "placed"),
+    "ticket_above": ("above", "placed"),
     "unscored_turns": ("unscored_turns", "n_turns"),
 }
 """Figure: numerator over denominator, both sums over sessions."""

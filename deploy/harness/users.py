@@ -58,51 +58,51 @@ LANGUAGES: Final[dict[Language, float]] = {"en": 0.7, "de": 0.1, "fr": 0.1, "es"
 
 TELL_ABOVE: Final[dict[Language, tuple[str, ...]]] = {
     "en": (
-        "no, the comment goes above the line",
-        "not like that, comment above the line please",
-        "above, not at the end",
-        "the other way: comment first, then the code",
-        "undid it. comment above the line!",
-        "no, other way round, put it above",
+        "not what i asked, the comment goes above the line",
+        "that's not right, comment above the line please",
+        "undo that. comment above, not at the end",
+        "the other way round: comment first, code below",
+        "wrong place, put the comment above the line",
+        "no, above",
     ),
-    "de": ("nein, der Kommentar gehört über die Zeile", "andersrum, Kommentar bitte darüber", "so nicht. Kommentar über die Zeile"),
-    "fr": ("non, le commentaire au-dessus de la ligne", "dans l'autre sens, commentaire au-dessus"),
-    "es": ("no, el comentario va encima de la línea", "al revés, comentario encima"),
+    "de": ("stimmt nicht, der Kommentar gehört über die Zeile", "andersrum, Kommentar bitte darüber", "nochmal, Kommentar über die Zeile"),
+    "fr": ("ce n'est pas ça, le commentaire au-dessus de la ligne", "refais, commentaire au-dessus"),
+    "es": ("eso no, el comentario va encima de la línea", "otra vez, comentario encima"),
 }
 TELL_TRAILING: Final[dict[Language, tuple[str, ...]]] = {
     "en": (
-        "no, the comment goes at the end of the line",
-        "not like that, comment behind the code please",
-        "at the end, not above",
-        "the other way: code first, then the comment",
-        "undid it. comment at the end of the line!",
-        "no, other way round, put it at the end",
+        "not what i asked, the comment goes at the end of the line",
+        "that's not right, comment behind the code please",
+        "undo that. comment at the end, not above",
+        "the other way round: code first, comment behind it",
+        "wrong place, put the comment at the end of the line",
+        "no, at the end",
     ),
     "de": (
-        "nein, der Kommentar gehört ans Zeilenende",
+        "stimmt nicht, der Kommentar gehört ans Zeilenende",
         "andersrum, Kommentar bitte hinter den Code",
-        "so nicht. Kommentar ans Ende der Zeile",
+        "nochmal, Kommentar ans Ende",
     ),
-    "fr": ("non, le commentaire en fin de ligne", "dans l'autre sens, commentaire à la fin"),
-    "es": ("no, el comentario va al final de la línea", "al revés, comentario al final"),
+    "fr": ("ce n'est pas ça, le commentaire en fin de ligne", "refais, commentaire à la fin"),
+    "es": ("eso no, el comentario va al final de la línea", "otra vez, comentario al final"),
 }
 TELL_BROKEN: Final[dict[Language, tuple[str, ...]]] = {
-    "en": ("that does not work, I undid it. try again", "still wrong, again please", "no, it fails now", "broken. once more"),
-    "de": ("das geht so nicht, nochmal bitte", "immer noch falsch"),
-    "fr": ("ça ne marche pas, encore une fois", "toujours faux"),
+    "en": ("that does not work, I undid it. try again", "still wrong, again please", "nope, it fails", "broken now, once more"),
+    "de": ("das geht nicht, nochmal bitte", "immer noch falsch"),
+    "fr": ("ça ne marche pas, encore une fois", "toujours pas bon, refais"),
     "es": ("no funciona, otra vez por favor", "sigue mal"),
 }
 TELL_NOTHING: Final[dict[Language, tuple[str, ...]]] = {
-    "en": ("you changed nothing. please edit the file", "nothing happened, do it", "just make the change"),
-    "de": ("es hat sich nichts geändert, bitte ändern", "bitte einfach machen"),
-    "fr": ("rien n'a changé, fais-le", "modifie le fichier s'il te plaît"),
-    "es": ("no cambió nada, hazlo", "edita el archivo por favor"),
+    "en": ("you changed nothing, try again", "nothing happened, i asked for an edit", "just make the change"),
+    "de": ("es hat sich nichts geändert, ich wollte eine Änderung", "bitte einfach machen"),
+    "fr": ("rien n'a changé, refais", "modifie le fichier s'il te plaît"),
+    "es": ("no cambió nada, otra vez", "edita el archivo por favor"),
 }
 THANKS: Final[dict[Language, tuple[str, ...]]] = {
     "en": ("thanks.", "good.", "great, next:", ""),
-    "de": ("danke.", "gut, weiter:", ""),
-    "fr": ("merci.", ""),
-    "es": ("gracias.", ""),
+    "de": ("danke.", "passt, jetzt:"),
+    "fr": ("merci.", "parfait."),
+    "es": ("gracias.", "ahora:"),
 }
 
 
