@@ -84,14 +84,20 @@ def _load(path: Path) -> Segment:
 class Spool:
     """The segments of one process, oldest first; the last one is open for appending."""
 
-    def __init__(self, home: Home, *, max_bytes: int) -> None:
+    def __init__(self, home: Home, *, max_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         """Make the process's folder and adopt what dead processes left.
+
+        Args:
+            home: The deployment.
+            max_bytes: Bound of this process's spool; more is refused.
+            segment_bytes: A segment that would grow past this is closed.
 
         Raises:
             OSError: The folder cannot be written.
         """
         self._root = home.spool
         self._max_bytes = max_bytes
+        self._segment_bytes = segment_bytes
         self.folder = self._root / f"recorder-{new_id()}"
         self.folder.mkdir(parents=True)
         own = _lock(self.folder)
@@ -131,7 +137,7 @@ class Spool:
         """
         if self.size_bytes + len(line) + 1 > self._max_bytes:
             return False
-        if self._open is None or self.segments[-1].size_bytes + len(line) > SEGMENT_BYTES:
+        if self._open is None or self.segments[-1].size_bytes + len(line) > self._segment_bytes:
             self.roll()
             path = self.folder / f"{new_id()}.jsonl"
             self._open = path.open("ab", buffering=0)
