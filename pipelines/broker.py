@@ -78,6 +78,8 @@ class Running:
     pid: int
     started_s: float
     """When the process was created (epoch seconds, by the kernel): tells it from a later one with the same pid."""
+    parent: int | None
+    """Process it dies with; None when it was started to outlive its starter."""
 
 
 def _record(home: Home) -> Path:
@@ -90,6 +92,12 @@ def _process(found: Running) -> psutil.Process | None:
         if abs(process.create_time() - found.started_s) < 1 and process.status() != psutil.STATUS_ZOMBIE:
             return process
     return None
+
+
+def _is_orphan(found: Running) -> bool:
+    """Whether the process it was to die with is gone, so that it is going down."""
+    process = _process(found)
+    return process is None or (found.parent is not None and process.ppid() != found.parent)
 
 
 def running(home: Home) -> Running | None:
@@ -105,6 +113,10 @@ def address(home: Home) -> str | None:
     """Return host:port of a home's embedded broker, or None when it is not running."""
     found = running(home)
     return found.bootstrap if found else None
+
+
+def _port_of(found: Running) -> int:
+    return int(found.bootstrap.rpartition(":")[2])
 
 
 def _free_port() -> int:
@@ -254,7 +266,7 @@ class EmbeddedBroker:
                     break
                 except BlockingIOError as error:
                     found = running(self.home)
-                    if time.monotonic() > deadline or (found and _answers(int(found.bootstrap.rpartition(":")[2]))):
+                    if time.monotonic() > deadline or (found and not _is_orphan(found) and _answers(_port_of(found))):
                         who = f"pid {found.pid}, {found.bootstrap}" if found else f"lock {path}"
                         raise Busy(f"the embedded broker of {self.home.root} runs already ({who}); stop it with: tidegate down") from error
                     time.sleep(0.1)
@@ -315,7 +327,8 @@ class EmbeddedBroker:
 
     def _await(self, pid: int, port: int, begin: int) -> Running:
         try:
-            found = Running(bootstrap=f"{HOST}:{port}", pid=pid, started_s=psutil.Process(pid).create_time())
+            parent = os.getpid() if self._popen else None
+            found = Running(bootstrap=f"{HOST}:{port}", pid=pid, started_s=psutil.Process(pid).create_time(), parent=parent)
         except psutil.NoSuchProcess as error:
             raise self._failure("ended at once", begin) from error
         deadline = time.monotonic() + START_TIMEOUT_S

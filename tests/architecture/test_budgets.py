@@ -8,6 +8,12 @@ from tests.architecture.source import ROOT, functions, modules
 MODULE_LINES = 500
 FUNCTION_LINES = 80
 PATCHES_PER_1000_TEST_LINES = 1.0
+BROAD_EXCEPTS = {
+    "pipelines.terminal": "the frame of every command: the last line before a traceback",
+    "deploy.doctor": "one ill check must not hide the others",
+    "trainer.chat": "the tokenizers library raises bare Exception",
+}
+"""Where everything may be caught, and why."""
 
 
 def test_no_module_is_longer_than_a_person_reads_in_one_go() -> None:
@@ -45,14 +51,14 @@ def test_init_modules_hold_a_docstring_only() -> None:
     assert full == []
 
 
-def test_broad_excepts_are_only_in_the_commands_frame() -> None:
+def test_broad_excepts_are_only_where_there_is_a_reason() -> None:
     broad = [
         f"{module.name}:{node.lineno}"
         for module in modules()
         for node in ast.walk(module.tree)
         if isinstance(node, ast.ExceptHandler) and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id == "Exception"))
     ]
-    allowed = {"pipelines.terminal"} | {module.name for module in modules() if module.name.endswith("__main__")}
+    allowed = BROAD_EXCEPTS.keys() | {module.name for module in modules() if module.name.endswith("__main__")}
     assert [place for place in broad if place.partition(":")[0] not in allowed] == []
 
 

@@ -129,11 +129,15 @@ def test_stopping_what_does_not_run_does_nothing(home: Home) -> None:
 
 
 def test_a_record_that_names_another_process_counts_as_not_running(home: Home) -> None:
-    write_atomic(home.run / "broker.json", f'{{"bootstrap": "127.0.0.1:1", "pid": {os.getpid()}, "started_s": 1.0}}'.encode())
+    write_atomic(
+        home.run / "broker.json", f'{{"bootstrap": "127.0.0.1:1", "pid": {os.getpid()}, "started_s": 1.0, "parent": null}}'.encode()
+    )
     assert address(home) is None
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"bootstrap": "x"}', b'{"bootstrap": "x", "pid": 1, "started_s": 1, "more": 2}'])
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b'{"bootstrap": "x"}', b'{"bootstrap": "x", "pid": 1, "started_s": 1, "parent": null, "more": 2}']
+)
 def test_a_damaged_record_counts_as_not_running(home: Home, text: bytes) -> None:
     write_atomic(home.run / "broker.json", text)
     assert address(home) is None
