@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException, PySparkTypeError, PySparkValueError
 from pyspark.sql import SparkSession
 
 from pipelines import java
@@ -76,7 +76,7 @@ def settings(config: SparkConfig, home: Home, jars: Path) -> dict[str, str]:
     )
     if local:
         # The serial collector and the first compiler tier: two cores are shared with everything else, and a run is short.
-        options += " -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss4m"
+        options += " -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
     return {
         "spark.jars": ",".join(str(path.absolute()) for path in sorted(jars.glob("*.jar"))),
         "spark.driver.memory": config.driver_memory,
@@ -146,6 +146,8 @@ def boundary(what: str) -> Iterator[None]:
     """
     try:
         yield
+    except (PySparkTypeError, PySparkValueError, AnalysisException):
+        raise  # A mistake in our own code, not a failure of Spark.
     except PySparkException as error:
         text = str(error)
         if re.search(r"OffsetOutOfRange|failOnDataLoss|data loss|may have been lost|were aged out", text, re.IGNORECASE):

@@ -397,7 +397,7 @@ def distilled(events: DataFrame, config: RewardsConfig, *, now_ms: int, tombston
     full = turns.join(_edit_evidence(edits), [*TURN], "left")
     full = with_outcome(with_components(full, config), tombstoned)
     version = reward_version(config)
-    full = full.withColumn("matured_at", F.when("final", _instant("closes_at_ms"))).withColumn("reward_version", F.lit(version)).persist()
+    full = full.withColumn("matured_at", F.when(F.col("final"), _instant("closes_at_ms"))).withColumn("reward_version", F.lit(version)).persist()
     sampled = _with_validity(done, _call_validity(kept))
     zero = {name: F.coalesce(F.col(name), F.lit(0)).cast("bigint") for name in ("edits", "edits_judged", "late")}
     return Distilled(
