@@ -115,10 +115,10 @@ def judged(records: DataFrame, *, max_bytes: int, future_ms: int = FUTURE_TOLERA
         F.when(fits & F.is_valid_utf8(raw.cast("string")), F.from_json(raw.cast("string"), json_ddl(CORRUPT), PARSE)).alias("_event"),
     )  # fmt: skip
     flat = parsed.select("*", "_event.*").drop("_event").withColumn("value", F.col("raw"))
-    for name, default in DEFAULTS.items():
-        flat = flat.withColumn(name, F.coalesce(F.col(name), F.lit(default)))
+    flat = flat.withColumns({name: F.coalesce(F.col(name), F.lit(default)) for name, default in DEFAULTS.items()})
     anything = F.coalesce(*[F.col(name) for name in ("event_id", "type", "session_id", "user_key")]).isNotNull()
-    missing, invalid, packed = _field_fault(missing=True), _field_fault(missing=False), _packed_fault()
+    flat = flat.withColumns({"_missing": _field_fault(missing=True), "_invalid": _field_fault(missing=False), "_packed": _packed_fault()})
+    missing, invalid, packed = F.col("_missing"), F.col("_invalid"), F.col("_packed")
     future = F.col("occurred_at_ms") > F.unix_millis("arrived_at") + future_ms
     keyed = F.coalesce(F.col("key") != F.encode("session_id", "utf-8"), F.lit(True))
     reason = _first_true([

@@ -197,29 +197,28 @@ def judged_edits(kept: DataFrame, turns: DataFrame, window_s: int) -> DataFrame:
         .withColumn("turn_id", F.col("proposal.turn_id"))
     )
     joined = grouped.join(turns.select(*TURN, "closes_at_ms"), [*TURN], "left")
-    closes = F.col("closes_at_ms")
-    decisions = F.filter("decided", lambda d: d["at"] <= closes)
-    measured = F.filter("survived", lambda s: (s["at"] <= closes) & (s["horizon_s"] <= window_s))
-    best = F.array_max(F.filter(measured, lambda s: ~s["branch"]))
-    name = F.element_at(F.lit(list(SEVERITY)), F.array_max(decisions)["severity"])
-    known = F.col("closes_at_ms").isNotNull()
-    late = F.size("decided") + F.size("survived") - F.size(decisions) - F.size(measured)
-    chars = F.greatest(F.coalesce(F.col("proposal.chars_added"), F.lit(0)), F.lit(1))
+    closes, known = F.col("closes_at_ms"), F.col("closes_at_ms").isNotNull()
+    inside = joined.withColumns({
+        "_decided": F.filter("decided", lambda d: d["at"] <= closes),
+        "_measured": F.filter("survived", lambda s: (s["at"] <= closes) & (s["horizon_s"] <= window_s)),
+    })
+    inside = inside.withColumns({
+        "_best": F.array_max(F.filter("_measured", lambda s: ~s["branch"])),
+        "decision": F.when(known, F.element_at(F.lit(list(SEVERITY)), F.array_max("_decided")["severity"])),
+        "late": F.when(known, F.size("decided") + F.size("survived") - F.size("_decided") - F.size("_measured")).otherwise(F.lit(0)),
+    })
+    inside = inside.withColumns({"horizon_s": F.when(known, F.col("_best.horizon_s")), "survival_no_revert": F.when(known, -F.col("_best.lost"))})
     share = (
         F.when(F.col("decision").isin("rejected", "undone"), F.lit(0.0))
         .when(F.col("survival_no_revert").isNotNull(), F.col("survival_no_revert"))
         .when(F.col("decision") == "accepted", F.lit(1.0))
         .when(F.col("decision") == "partly", F.lit(PARTLY_KEPT))
     )
-    return (
-        joined.withColumn("decision", F.when(known & (F.size(decisions) > 0), name))
-        .withColumn("horizon_s", F.when(known, best["horizon_s"]))
-        .withColumn("survival_no_revert", F.when(known, -best["lost"]))
-        .withColumn("late", F.when(known, late).otherwise(F.lit(0)))
-        .withColumn("kept", share)
-        .select(*TURN, "edit_id", F.col("proposal.policy_version").alias("policy_version"), F.col("proposal.path_hash").alias("path_hash"),
-                F.coalesce(F.col("proposal.chars_added"), F.lit(0)).alias("chars_added"), "decision", "horizon_s", "survival_no_revert", "kept",
-                F.sqrt(chars.cast("double")).alias("weight"), "late")
+    chars = F.coalesce(F.col("proposal.chars_added"), F.lit(0))
+    return inside.select(
+        *TURN, "edit_id", F.col("proposal.policy_version").alias("policy_version"), F.col("proposal.path_hash").alias("path_hash"),
+        chars.alias("chars_added"), "decision", "horizon_s", "survival_no_revert", share.alias("kept"),
+        F.sqrt(F.greatest(chars, F.lit(1)).cast("double")).alias("weight"), "late",
     )  # fmt: skip
 
 
@@ -244,38 +243,44 @@ def normalised(text: Column) -> Column:
 
 
 def _trigrams(text: Column) -> Column:
-    head = F.substring(text, 1, followups.TRIGRAM_CHARS)
-    starts = F.when(F.length(head) >= 3, F.sequence(F.lit(1), F.length(head) - 2)).otherwise(F.array().cast("array<int>"))
-    return F.array_distinct(F.transform(starts, lambda i: F.substring(head, i, F.lit(3))))
+    """Return the distinct trigrams of the start of a normalised text column."""
+    size = F.least(F.length(text), F.lit(followups.TRIGRAM_CHARS))
+    starts = F.when(size >= 3, F.sequence(F.lit(1), size - 2)).otherwise(F.array().cast("array<int>"))
+    return F.array_distinct(F.transform(starts, lambda i: F.substring(text, i, F.lit(3))))
 
 
-def follow_up_probability(message: Column, previous: Column, *, stack_traces: Column, reply_delay_ms: Column, interrupted: Column) -> Column:
-    """Mirror of `followups.features` and `followups.dissatisfied`; null where there is no message."""
-    text = normalised(message)
+def with_dissatisfied(
+    frame: DataFrame, message: Column, previous: Column, *, stack_traces: Column, reply_delay_ms: Column, interrupted: Column
+) -> DataFrame:
+    """Add `dissatisfied`; null where there is no message. Mirror of `followups.features` and `followups.dissatisfied`.
+
+    Step by step through helper columns: written as one expression, the text would be normalised a dozen times over.
+    """
+    text, before, after = F.col("_text"), F.col("_before"), F.col("_after")
 
     def has(phrases: tuple[str, ...]) -> Column:
         return text.rlike(followups.pattern(phrases)).cast("double")
 
-    before, after = _trigrams(normalised(previous)), _trigrams(text)
-    union = F.size(F.array_union(before, after))
-    repeat = F.when(previous.isNull() | (union == 0), F.lit(0.0)).otherwise(F.size(F.array_intersect(before, after)) / union)
     cap = F.lit(followups.DELAY_CAP_LOG)
     seconds = F.greatest(reply_delay_ms, F.lit(0)) / F.lit(1000.0)
-    values = followups.Features.__dataclass_fields__.keys()
+    union = F.size(F.array_union(before, after))
     columns = {
         "missed": has(followups.MISSED),
         "redo": has(followups.REDO),
         "praise": has(followups.PRAISE),
         "onward": has(followups.ONWARD),
         "failure": F.when(stack_traces > 0, F.lit(1.0)).otherwise(has(followups.FAILURE)),
-        "repeat": repeat,
+        "repeat": F.when(before.isNull() | (union == 0), F.lit(0.0)).otherwise(F.size(F.array_intersect(before, after)) / union),
         "interrupted": interrupted.cast("double"),
         "delay": F.when(reply_delay_ms.isNull(), F.lit(0.5)).otherwise(F.least(F.log1p(seconds), cap) / cap),
     }
     score = F.lit(followups.INTERCEPT)
-    for name, weight in zip(values, astuple(followups.COEFFICIENTS), strict=True):
+    for name, weight in zip(followups.Features.__dataclass_fields__, astuple(followups.COEFFICIENTS), strict=True):
         score = score + F.lit(weight) * columns[name]
-    return F.when(message.isNotNull(), F.lit(1.0) / (F.lit(1.0) + F.exp(-score)))
+    helpers = frame.withColumns({"_text": normalised(message), "_was": normalised(previous)})
+    helpers = helpers.withColumns({"_after": _trigrams(text), "_before": _trigrams(F.col("_was"))}).withColumn("_score", score)
+    probability = F.when(text.isNotNull(), F.lit(1.0) / (F.lit(1.0) + F.exp(-F.col("_score"))))
+    return helpers.withColumn("dissatisfied", probability).drop("_text", "_was", "_after", "_before", "_score")
 
 
 def _median(config: RewardsConfig) -> Column:
@@ -288,22 +293,21 @@ def _median(config: RewardsConfig) -> Column:
 def with_components(turns: DataFrame, config: RewardsConfig) -> DataFrame:
     """Add components, P(dissatisfied), the scalar and late counts. Mirror of `rewards.components` and `rewards.scalar`."""
     in_time = F.col("reply.at") <= F.col("closes_at_ms")
-    probability = follow_up_probability(
-        F.when(in_time, F.col("reply.message")), F.col("opening.message"), stack_traces=F.col("reply.stack_traces"),
-        reply_delay_ms=F.col("reply.reply_delay_ms"), interrupted=F.col("interrupted"),
-    )  # fmt: skip
     allowed = F.col("consent") != "none"
     latency = F.when(F.col("sampling_ms") > 0, -F.tanh(F.log(F.col("sampling_ms") / _median(config))))
     calls = F.when(F.col("calls") > 0, -F.least(F.col("invalid_calls"), F.lit(1)).cast("double"))
-    scored = (
-        turns.withColumn("followed_up", F.coalesce(in_time, F.lit(False)))
-        .withColumn("late", F.coalesce("late_edits", F.lit(0)) + F.when(F.col("reply.at") > F.col("closes_at_ms"), 1).otherwise(0))
-        .withColumn("dissatisfied", F.when(allowed, probability))
-        .withColumn("edits_kept", F.when(allowed, F.col("edits_kept")))
-        .withColumn("follow_up", 1.0 - 2.0 * F.col("dissatisfied"))
-        .withColumn("latency", F.when(allowed, latency))
-        .withColumn("tool_calls", F.when(allowed, calls))
-    )
+    judged = with_dissatisfied(
+        turns, F.when(in_time & allowed, F.col("reply.message")), F.col("opening.message"), stack_traces=F.col("reply.stack_traces"),
+        reply_delay_ms=F.col("reply.reply_delay_ms"), interrupted=F.col("interrupted"),
+    )  # fmt: skip
+    scored = judged.withColumns({
+        "followed_up": F.coalesce(in_time, F.lit(False)),
+        "late": F.coalesce("late_edits", F.lit(0)) + F.when(F.col("reply.at") > F.col("closes_at_ms"), 1).otherwise(0),
+        "edits_kept": F.when(allowed, F.col("edits_kept")),
+        "follow_up": 1.0 - 2.0 * F.col("dissatisfied"),
+        "latency": F.when(allowed, latency),
+        "tool_calls": F.when(allowed, calls),
+    })
     total = value = F.lit(0.0)
     for name in COMPONENTS:
         counts = F.col(name).isNotNull() & ((F.col(name) != 0.0) if name == "tool_calls" else F.lit(True))
@@ -311,7 +315,9 @@ def with_components(turns: DataFrame, config: RewardsConfig) -> DataFrame:
         total = total + F.when(counts, weight).otherwise(0.0)
         value = value + F.when(counts, weight * F.col(name)).otherwise(0.0)
     evident = F.col("edits_kept").isNotNull() | F.col("follow_up").isNotNull() | F.coalesce(F.col("tool_calls") < 0, F.lit(False))
-    return scored.withColumn("evident", evident).withColumn("reward", F.when(F.col("final") & evident & (total > 0), value / total))
+    summed = scored.withColumns({"evident": evident, "_total": total, "_value": value})
+    reward = F.when(F.col("final") & F.col("evident") & (F.col("_total") > 0), F.col("_value") / F.col("_total"))
+    return summed.withColumn("reward", reward).drop("_total", "_value")
 
 
 def with_outcome(turns: DataFrame, tombstoned: frozenset[int]) -> DataFrame:
@@ -337,10 +343,8 @@ def with_outcome(turns: DataFrame, tombstoned: frozenset[int]) -> DataFrame:
         .otherwise(Outcome.NO_EVIDENCE.value)
     )
     return (
-        turns.withColumn("_infra", infra)
-        .withColumn("_untrainable", untrainable)
-        .withColumn("outcome", name)
-        .withColumn("outcome_reason", F.coalesce("_infra", "_untrainable"))
+        turns.withColumns({"_infra": infra, "_untrainable": untrainable})
+        .withColumns({"outcome": name, "outcome_reason": F.coalesce("_infra", "_untrainable")})
     )
 
 
@@ -397,7 +401,7 @@ def distilled(events: DataFrame, config: RewardsConfig, *, now_ms: int, tombston
     full = turns.join(_edit_evidence(edits), [*TURN], "left")
     full = with_outcome(with_components(full, config), tombstoned)
     version = reward_version(config)
-    full = full.withColumn("matured_at", F.when(F.col("final"), _instant("closes_at_ms"))).withColumn("reward_version", F.lit(version)).persist()
+    full = full.withColumns({"matured_at": F.when(F.col("final"), _instant("closes_at_ms")), "reward_version": F.lit(version)}).persist()
     sampled = _with_validity(done, _call_validity(kept))
     zero = {name: F.coalesce(F.col(name), F.lit(0)).cast("bigint") for name in ("edits", "edits_judged", "late")}
     return Distilled(
