@@ -137,6 +137,7 @@ class BatchEngine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Stop the thread; what is unfinished fails."""
         self._stop.set()
+        self._inbox.put(_Score(rows=[], future=Future()))  # wakes an idle loop
         self._thread.join(timeout=30)
 
     @property
