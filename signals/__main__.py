@@ -40,6 +40,7 @@ def run_(
         accept_gap: Go on although Kafka deleted events before they were read; the loss is written to the table `gaps`.
         everything: Recompute all sessions, as after a change of reward settings.
         tombstoned: JSON file with a list of policy versions that were rolled back; what they sampled is not trainable.
+        common: Options of every command.
     """
     from signals import job
 
@@ -128,11 +129,13 @@ def show(*, limit: int = 20, common: Common = Common()) -> None:
 
     Args:
         limit: Records to list.
+        common: Options of every command.
     """
     from signals import lake
 
     home = common.place()
-    found = lake.read(home, "quarantine", columns=["topic", "partition", "offset", "arrived_at", "reason", "detail", "raw"]).to_pylist()
+    columns = ["topic", "partition", "offset", "arrived_at", "reason", "detail", "raw"]
+    found = lake.read(home, "quarantine", columns=columns).to_pylist()
     conflicts = lake.read(home, "conflicts", columns=["event_id", "session_id", "topic", "partition", "offset"]).to_pylist()
     reasons: dict[str, int] = {}
     for row in found:
@@ -145,8 +148,8 @@ def show(*, limit: int = 20, common: Common = Common()) -> None:
     def text() -> str:
         lines = [f"{number:>7}  {reason}" for reason, number in sorted(reasons.items())] or ["nothing is in quarantine"]
         lines += [
-            f"{row['arrived_at']:%Y-%m-%d %H:%M:%S}  {row['topic']}-{row['partition']}@{row['offset']}  {row['bytes']} bytes  {row['reason']}"
-            f" {row['detail'] or ''}"
+            f"{row['arrived_at']:%Y-%m-%d %H:%M:%S}  {row['topic']}-{row['partition']}@{row['offset']}  {row['bytes']} bytes  "
+            f"{row['reason']} {row['detail'] or ''}"
             for row in records
         ]
         return "\n".join(lines)
@@ -160,6 +163,7 @@ def reward(turn_id: str, *, common: Common = Common()) -> None:
 
     Args:
         turn_id: The turn.
+        common: Options of every command.
     """
     _explain(turn_id, common, whole_session=False)
 
@@ -170,6 +174,7 @@ def turn(turn_id: str, *, common: Common = Common()) -> None:
 
     Args:
         turn_id: The turn.
+        common: Options of every command.
     """
     _explain(turn_id, common, whole_session=False)
 
@@ -180,6 +185,7 @@ def session(session_id: str, *, common: Common = Common()) -> None:
 
     Args:
         session_id: The session.
+        common: Options of every command.
     """
     _explain(session_id, common, whole_session=True)
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812
 
 from pipelines.errors import ConfigError, ContractViolation
 from pipelines.storage import Home
@@ -101,7 +101,12 @@ def _new_events(home: Home, known: dict[str, int], frontier: dict[str, int]) -> 
         topic, _, partition = key.rpartition("-")
         start = known.get(key, 0)
         if end > start:
-            own = (ds.field("topic") == topic) & (ds.field("partition") == int(partition)) & (ds.field("offset") >= start) & (ds.field("offset") < end)
+            own = (
+                (ds.field("topic") == topic)
+                & (ds.field("partition") == int(partition))
+                & (ds.field("offset") >= start)
+                & (ds.field("offset") < end)
+            )
             condition = own if condition is None else condition | own
     if condition is not None:
         dataset = lake.open_table(home, "events").to_pyarrow_dataset()
@@ -138,13 +143,19 @@ def distil(
         wanted = F.broadcast(transforms.with_bucket(ids, config.signals.buckets).persist())
         buckets = sorted(row[BUCKET] for row in wanted.select(BUCKET).distinct().collect())
         events = (
-            spark.read.format("delta").load(str(lake.path(home, "events")))
-            .where(F.col("date") >= F.lit(what.since)).join(wanted, "session_id", "left_semi")
-        )  # fmt: skip
+            spark.read.format("delta")
+            .load(str(lake.path(home, "events")))
+            .where(F.col("date") >= F.lit(what.since))
+            .join(wanted, "session_id", "left_semi")
+        )
         events = transforms.with_bucket(events, config.signals.buckets)
         now_ms = int(now.timestamp() * 1000)
         found = transforms.distilled(
-            events, config.rewards, now_ms=now_ms, tombstoned=tombstoned, partitions=min(config.signals.buckets, config.spark.shuffle_partitions)
+            events,
+            config.rewards,
+            now_ms=now_ms,
+            tombstoned=tombstoned,
+            partitions=min(config.signals.buckets, config.spark.shuffle_partitions),
         )
         try:
             turns = _write(spark, home, found, wanted, buckets, after)
@@ -155,10 +166,22 @@ def distil(
         lake.replace_buckets(home, "ledger_counts", _counts(home, buckets), buckets)
         after("ledger_counts")
     outcomes = check_outcomes(home)
-    lake.append(home, "distilled", [{
-        "distilled_at": now, "frontier": what.frontier, "tombstoned": sorted(tombstoned), "reward_version": reward_version(config.rewards),
-        "buckets": config.signals.buckets, "sessions": len(what.sessions), "turns": turns, "versions": lake.versions(home),
-    }])  # fmt: skip
+    lake.append(
+        home,
+        "distilled",
+        [
+            {
+                "distilled_at": now,
+                "frontier": what.frontier,
+                "tombstoned": sorted(tombstoned),
+                "reward_version": reward_version(config.rewards),
+                "buckets": config.signals.buckets,
+                "sessions": len(what.sessions),
+                "turns": turns,
+                "versions": lake.versions(home),
+            }
+        ],
+    )
     after("distilled")
     return Summary(sessions=len(what.sessions), turns=turns, outcomes=outcomes, conflicts=conflicts)
 
@@ -206,7 +229,10 @@ def _write_conflicts(home: Home, conflicts: DataFrame, buckets: list[int], spark
 def _counts(home: Home, buckets: list[int]) -> list[dict[str, Any]]:
     keys = ["policy_version", "arm", "origin", "outcome", "outcome_reason", BUCKET]
     turns = lake.read(home, "turns", columns=keys, filters=[(BUCKET, "in", buckets)])
-    return [{key: row[key] for key in keys} | {"turns": row["outcome_count"]} for row in turns.group_by(keys).aggregate([("outcome", "count")]).to_pylist()]
+    return [
+        {key: row[key] for key in keys} | {"turns": row["outcome_count"]}
+        for row in turns.group_by(keys).aggregate([("outcome", "count")]).to_pylist()
+    ]
 
 
 def check_outcomes(home: Home) -> dict[str, int]:

@@ -25,7 +25,9 @@ def turn(home: Home, config: RewardsConfig, turn_id: str) -> dict[str, Any]:
     """
     found = lake.read(home, "turns", columns=["session_id"], filters=[("turn_id", "=", turn_id)])["session_id"].to_pylist()
     if not found:
-        raise ConfigError(f"the lake at {home.lake} has no turn {turn_id!r}; list them with lake.turns, or distil first: tidegate signals run --once")
+        raise ConfigError(
+            f"the lake at {home.lake} has no turn {turn_id!r}; list them with lake.turns, or distil first: tidegate signals run --once"
+        )
     (explained,) = [item for item in session(home, config, found[0]) if item["turn_id"] == turn_id]
     return explained
 
@@ -60,11 +62,14 @@ def _explained(item: sessions.TurnResult, config: RewardsConfig, stored: dict[st
         "reward_version": version, "stored_version": stored["reward_version"] if stored else None,
         "closes_at": datetime.fromtimestamp(item.closes_at_ms / 1000, UTC).isoformat(), "final": item.course.final, "late": item.late,
         "components": {
-            name: {"value": value, "weight": config.weights.get(name, 0.0), "in_mean": name in used} for name, value in item.components.items()
+            name: {"value": value, "weight": config.weights.get(name, 0.0), "in_mean": name in used}
+            for name, value in item.components.items()
         },
         "dissatisfied": item.dissatisfied,
         "edits": [
-            {"edit_id": e.edit_id, "decision": e.decision, "survival": e.survival, "kept": kept_share(e), "weight": edit_weight(e.chars_added)}
+            {
+                "edit_id": e.edit_id, "decision": e.decision, "survival": e.survival, "kept": kept_share(e), "weight": edit_weight(e.chars_added),
+            }
             for e in item.evidence.edits
         ],
         "calls": item.evidence.calls, "invalid_calls": item.evidence.invalid_calls, "sampling_ms": item.evidence.sampling_ms,

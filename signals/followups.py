@@ -26,42 +26,47 @@ SEPARATORS: Final = r"[\t\n\r !-/:-@\[-_{-~«»„“”…。，！？、：；
 
 MISSED: Final = (
     " not what i ", " wrong ", " incorrect ", " doesnt work ", " didnt work ", " does not work ", " did not work ", " not working ",
-    " still fails ", " still failing ", " still broken ", " still not ", " still doesnt ", " still didnt ", " still wrong ", " still the same ",
-    " still get ", " still getting ", " still see ", " isnt right ", " not right ", " thats not ", " that is not ", " you broke ", " you missed ", " you forgot ",
-    " why did you ", " dont want ", " did not want ", " didnt want ", " didnt ask ", " did not ask ", " i said ", " i asked ", " i told you ", " you ignored ",
-    " broke ", " broken now ", " makes no sense ", " same error ", " no thats ", " nope ", " bad ",
-    " falsch ", " geht nicht ", " funktioniert nicht ", " immer noch ", " das ist nicht ", " nicht das ", " stimmt nicht ", " ich wollte ", " kaputt ",
-    " no funciona ", " sigue fallando ", " sigue sin ", " está mal ", " esta mal ", " eso no ", " no es lo que ", " mal hecho ", " te dije ",
-    " ne marche pas ", " ne fonctionne pas ", " toujours pas ", " cest faux ", " ce nest pas ", " pas ce que ", " encore une erreur ",
-    " não funciona ", " nao funciona ", " ainda não ", " está errado ", " não é isso ", " continua falhando ",
-    " не работает ", " неправильно ", " не то ", " всё ещё ", " все еще ", " опять ", " сломал ", " я просил ",
-    "不对", "不行", "还是", "错了", "没有用", "不是我", "不工作",
-    "動きません", "動かない", "違います", "違う", "まだ", "間違って", "ではなく",
+    " still fails ", " still failing ", " still broken ", " still not ", " still doesnt ", " still didnt ", " still wrong ",
+    " still the same ", " still get ", " still getting ", " still see ", " isnt right ", " not right ", " thats not ", " that is not ",
+    " you broke ", " you missed ", " you forgot ", " why did you ", " dont want ", " did not want ", " didnt want ", " didnt ask ",
+    " did not ask ", " i said ", " i asked ", " i told you ", " you ignored ", " broke ", " broken now ", " makes no sense ",
+    " same error ", " no thats ", " nope ", " bad ", " falsch ", " geht nicht ", " funktioniert nicht ", " immer noch ",
+    " das ist nicht ", " nicht das ", " stimmt nicht ", " ich wollte ", " kaputt ", " no funciona ", " sigue fallando ", " sigue sin ",
+    " está mal ", " esta mal ", " eso no ", " no es lo que ", " mal hecho ", " te dije ", " ne marche pas ", " ne fonctionne pas ",
+    " toujours pas ", " cest faux ", " ce nest pas ", " pas ce que ", " encore une erreur ", " não funciona ", " nao funciona ",
+    " ainda não ", " está errado ", " não é isso ", " continua falhando ", " не работает ", " неправильно ", " не то ", " всё ещё ",
+    " все еще ", " опять ", " сломал ", " я просил ", "不对", "不行", "还是", "错了", "没有用", "不是我", "不工作", "動きません", "動かない", "違います", "違う", "まだ",
+    "間違って", "ではなく",
 )  # fmt: skip
 """The user says that it missed."""
 
 REDO: Final = (
-    " undo ", " revert ", " roll back ", " put it back ", " put back ", " try again ", " once more ", " redo ", " start over ", " change it back ", " go back ",
-    " instead of what ", " remove what you ", " stop ", " rückgängig ", " mach das weg ", " nochmal ", " noch einmal ", " deshaz ", " otra vez ", " de nuevo ", " revierte ",
-    " annule ", " reviens ", " refais ", " desfaça ", " de novo ", " reverta ", " отмени ", " верни ", " заново ", " переделай ",
-    "撤销", "重做", "改回", "重新", "元に戻", "やり直",
+    " undo ", " revert ", " roll back ", " put it back ", " put back ", " try again ", " once more ", " redo ", " start over ",
+    " change it back ", " go back ", " instead of what ", " remove what you ", " stop ", " rückgängig ", " mach das weg ", " nochmal ",
+    " noch einmal ", " deshaz ", " otra vez ", " de nuevo ", " revierte ", " annule ", " reviens ", " refais ", " desfaça ",
+    " de novo ", " reverta ", " отмени ", " верни ", " заново ", " переделай ", "撤销", "重做", "改回", "重新", "元に戻", "やり直",
 )  # fmt: skip
 """The user wants it undone or done again."""
 
 PRAISE: Final = (
-    " thanks ", " thank you ", " thx ", " great ", " perfect ", " nice ", " awesome ", " works now ", " works well ", " it works ", " good ", " lgtm ", " looks good ", " excellent ", " cool ",
-    " danke ", " super ", " perfekt ", " passt ", " gracias ", " perfecto ", " genial ", " merci ", " parfait ", " obrigado ", " perfeito ", " ótimo ",
-    " спасибо ", " отлично ", " супер ", "谢谢", "很好", "完美", "可以了", "ありがと", "完璧", "いいね",
+    " thanks ", " thank you ", " thx ", " great ", " perfect ", " nice ", " awesome ", " works now ", " works well ", " it works ",
+    " good ", " lgtm ", " looks good ", " excellent ", " cool ", " danke ", " super ", " perfekt ", " passt ", " gracias ",
+    " perfecto ", " genial ", " merci ", " parfait ", " obrigado ", " perfeito ", " ótimo ", " спасибо ", " отлично ", " супер ", "谢谢",
+    "很好", "完美", "可以了", "ありがと", "完璧", "いいね",
 )  # fmt: skip
 """The user is pleased."""
 
 ONWARD: Final = (
-    " now ", " next ", " also ", " then ", " another ", " additionally ", " commit ", " push ", " new ", " jetzt ", " als nächstes ", " außerdem ", " ahora ", " también ",
-    " después ", " maintenant ", " ensuite ", " aussi ", " agora ", " também ", " теперь ", " дальше ", " ещё добавь ", "现在", "接下来", "另外", "次に", "次は", "今度",
+    " now ", " next ", " also ", " then ", " another ", " additionally ", " commit ", " push ", " new ", " jetzt ", " als nächstes ",
+    " außerdem ", " ahora ", " también ", " después ", " maintenant ", " ensuite ", " aussi ", " agora ", " também ", " теперь ",
+    " дальше ", " ещё добавь ", "现在", "接下来", "另外", "次に", "次は", "今度",
 )  # fmt: skip
 """The user moves on."""
 
-FAILURE: Final = (" traceback ", " exception ", " error ", " errors ", " failed ", " fails ", " typeerror ", " nameerror ", " syntaxerror ", " segfault ", " fehler ", " erreur ", " erro ", " ошибка ", "报错", "エラー")
+FAILURE: Final = (
+    " traceback ", " exception ", " error ", " errors ", " failed ", " fails ", " typeerror ", " nameerror ", " syntaxerror ",
+    " segfault ", " fehler ", " erreur ", " erro ", " ошибка ", "报错", "エラー",
+)  # fmt: skip
 """Words of a pasted failure."""
 
 
@@ -84,9 +89,7 @@ class Features:
 
 
 INTERCEPT: Final = 0.61
-COEFFICIENTS: Final = Features(
-    missed=2.84, redo=1.51, praise=-1.61, onward=-1.05, failure=0.64, repeat=1.32, interrupted=0.3, delay=-2.37
-)
+COEFFICIENTS: Final = Features(missed=2.84, redo=1.51, praise=-1.61, onward=-1.05, failure=0.64, repeat=1.32, interrupted=0.3, delay=-2.37)
 """Logistic regression, L2 penalty 1 on all but the intercept; refit with `python -m signals fit-followups`.
 Leave-one-out on 128 rows: Brier .056, 95 % right, calibration error .12. Optimistic: phrases and labels are by the same hands."""
 

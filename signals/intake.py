@@ -12,7 +12,7 @@ Leaves out: writing (`stream.py`).
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812
 
 from pipelines.codec import FUTURE_TOLERANCE_MS
 from pipelines.events import PAYLOADS, SCHEMA_VERSION, Envelope
@@ -86,9 +86,7 @@ def _field_fault(*, missing: bool) -> Column:
 def _packed_fault() -> Column:
     """Return the packed array at fault, or null: not base64, not whole 32-bit numbers, or ids and log-probabilities of unequal number."""
     sizes = {name: F.octet_length(F.try_to_binary(F.col(f"payload.{name}"), F.lit("base64"))) for name in (*ARRAYS, "sketch")}
-    cases = [
-        (F.col(f"payload.{name}").isNotNull() & (sizes[name].isNull() | (sizes[name] % 4 != 0)), f"payload.{name}") for name in ARRAYS
-    ]
+    cases = [(F.col(f"payload.{name}").isNotNull() & (sizes[name].isNull() | (sizes[name] % 4 != 0)), f"payload.{name}") for name in ARRAYS]
     cases.append((sizes["response_ids"] != sizes["behaviour_logprobs"], "payload.behaviour_logprobs"))
     sketch = F.col("payload.sketch").isNotNull() & (sizes["sketch"].isNull() | (sizes["sketch"] % 8 != 0))
     return F.when(F.col("type") == "completion", _first_true(cases)).when(
@@ -110,10 +108,16 @@ def judged(records: DataFrame, *, max_bytes: int, future_ms: int = FUTURE_TOLERA
     raw = F.col("value")
     fits = F.octet_length(raw) <= max_bytes
     parsed = records.select(
-        "key", F.col("value").alias("raw"), "topic", "partition", "offset", F.col("timestamp").alias("arrived_at"),
-        F.to_date("timestamp").alias("date"), fits.alias("_fits"),
+        "key",
+        F.col("value").alias("raw"),
+        "topic",
+        "partition",
+        "offset",
+        F.col("timestamp").alias("arrived_at"),
+        F.to_date("timestamp").alias("date"),
+        fits.alias("_fits"),
         F.when(fits & F.is_valid_utf8(raw.cast("string")), F.from_json(raw.cast("string"), json_ddl(CORRUPT), PARSE)).alias("_event"),
-    )  # fmt: skip
+    )
     flat = parsed.select("*", "_event.*").drop("_event").withColumn("value", F.col("raw"))
     flat = flat.withColumns({name: F.coalesce(F.col(name), F.lit(default)) for name, default in DEFAULTS.items()})
     anything = F.coalesce(*[F.col(name) for name in ("event_id", "type", "session_id", "user_key")]).isNotNull()
@@ -121,18 +125,20 @@ def judged(records: DataFrame, *, max_bytes: int, future_ms: int = FUTURE_TOLERA
     missing, invalid, packed = F.col("_missing"), F.col("_invalid"), F.col("_packed")
     future = F.col("occurred_at_ms") > F.unix_millis("arrived_at") + future_ms
     keyed = F.coalesce(F.col("key") != F.encode("session_id", "utf-8"), F.lit(True))
-    reason = _first_true([
-        (F.coalesce(~F.col("_fits"), F.lit(False)), "oversized"),
-        (~anything | (F.col(CORRUPT).isNotNull() & F.json_object_keys(raw.cast("string")).isNull()), "malformed_json"),
-        (F.col("schema_version") != SCHEMA_VERSION, "unknown_version"),
-        (F.col("type").isNotNull() & ~F.col("type").isin(*PAYLOADS), "unknown_type"),
-        (F.col(CORRUPT).isNotNull(), "invalid_field"),
-        (missing.isNotNull(), "missing_field"),
-        (invalid.isNotNull(), "invalid_field"),
-        (future, "future_dated"),
-        (keyed, "wrong_key"),
-        (packed.isNotNull(), "bad_packed_array"),
-    ])  # fmt: skip
+    reason = _first_true(
+        [
+            (F.coalesce(~F.col("_fits"), F.lit(False)), "oversized"),
+            (~anything | (F.col(CORRUPT).isNotNull() & F.json_object_keys(raw.cast("string")).isNull()), "malformed_json"),
+            (F.col("schema_version") != SCHEMA_VERSION, "unknown_version"),
+            (F.col("type").isNotNull() & ~F.col("type").isin(*PAYLOADS), "unknown_type"),
+            (F.col(CORRUPT).isNotNull(), "invalid_field"),
+            (missing.isNotNull(), "missing_field"),
+            (invalid.isNotNull(), "invalid_field"),
+            (future, "future_dated"),
+            (keyed, "wrong_key"),
+            (packed.isNotNull(), "bad_packed_array"),
+        ]
+    )
     detail = (
         F.when(F.col("reason") == "missing_field", missing)
         .when((F.col("reason") == "invalid_field") & F.col(CORRUPT).isNull(), invalid)

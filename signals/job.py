@@ -86,10 +86,7 @@ def run(config: SignalsConfig, home: Home, flags: Flags) -> dict[str, Any]:
     with exclusive(home.run / "signals.lock", what="the signals job"):
         with clock.part("prepare"):
             end = stream.prepare(config, home, resume=flags.resume_from_ledger, accept_gap=flags.accept_gap)
-        if flags.once:
-            summary = _once(config, home, flags, totals, clock, end)
-        else:
-            summary = _forever(config, home, flags, totals, clock)
+        summary = _once(config, home, flags, totals, clock, end) if flags.once else _forever(config, home, flags, totals, clock)
     clock.seconds["total"] = round(time.monotonic() - begun, 2)
     done = distil.check_outcomes(home)
     return {

@@ -11,7 +11,7 @@ import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
@@ -167,7 +167,9 @@ def sessions(home: Home, *, version: int | None = None) -> "pandas.DataFrame":
     """Return one row a session: turns, outcomes and mean reward, as pandas."""
     frame = read(home, "rewards", version=version).to_pandas()
     grouped = frame.groupby(["session_id", "user_key", "origin", "arm"], dropna=False)
-    return grouped.agg(turns=("turn_id", "size"), scored=("outcome", lambda o: (o == "scored").sum()), reward=("reward", "mean")).reset_index()
+    return grouped.agg(
+        turns=("turn_id", "size"), scored=("outcome", lambda o: (o == "scored").sum()), reward=("reward", "mean")
+    ).reset_index()
 
 
 def versions(home: Home) -> dict[str, int]:

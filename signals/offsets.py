@@ -116,7 +116,8 @@ def verify(home: Home, topic: str) -> None:
         return
     ahead = "the lake" if sum(ledger.values()) > sum(position.values()) else "the stream state"
     raise ContractViolation(
-        f"the stream state in {folder} and the lake's offset_ledger disagree ({ahead} is ahead), as after restoring or removing one of them; {WAY_OUT}"
+        f"the stream state in {folder} and the lake's offset_ledger disagree ({ahead} is ahead), as after restoring or removing one of "
+        f"them; {WAY_OUT}"
     )
 
 
@@ -134,7 +135,8 @@ def find_gaps(position: Mapping[int, int], begin: Mapping[int, int], end: Mappin
     for partition, offset in sorted(position.items()):
         if offset > end.get(partition, 0):
             raise ContractViolation(
-                f"the lake has read partition {partition} up to offset {offset}, but the broker ends at {end.get(partition, 0)}: the topic was made anew; "
+                f"the lake has read partition {partition} up to offset {offset}, but the broker ends at {end.get(partition, 0)}: "
+                "the topic was made anew; "
                 "give it another name (kafka.topic), or restore the broker's data"
             )
     return [

@@ -72,7 +72,8 @@ def settings(config: SparkConfig, home: Home, jars: Path) -> dict[str, str]:
     """Return every Spark setting of a session, by name."""
     local = config.master.startswith("local")
     options = (
-        f"-Dlog4j2.configurationFile=file:{home.logs.absolute() / 'spark-log4j2.properties'} -Djava.io.tmpdir={home.streams.absolute() / 'tmp'}"
+        f"-Dlog4j2.configurationFile=file:{home.logs.absolute() / 'spark-log4j2.properties'} "
+        f"-Djava.io.tmpdir={home.streams.absolute() / 'tmp'}"
     )
     if local:
         # The serial collector and the first compiler tier: two cores are shared with everything else, and a run is short.
@@ -151,9 +152,15 @@ def boundary(what: str) -> Iterator[None]:
     except PySparkException as error:
         text = str(error)
         if re.search(r"OffsetOutOfRange|failOnDataLoss|data loss|may have been lost|were aged out", text, re.IGNORECASE):
-            raise ContractViolation(f"{what}: Kafka no longer has events that were not read yet; to go on without them add --accept-gap") from error
-        if re.search(r"kafka.*(Timeout|timed out)|Timeout(Exception)? .*(kafka|partition|node|metadata)|UnknownTopicOrPartition", text, re.DOTALL):
-            raise BrokerUnavailable(f"{what}: the Kafka cluster stopped answering; the same command again goes on where it stopped") from error
+            raise ContractViolation(
+                f"{what}: Kafka no longer has events that were not read yet; to go on without them add --accept-gap"
+            ) from error
+        if re.search(
+            r"kafka.*(Timeout|timed out)|Timeout(Exception)? .*(kafka|partition|node|metadata)|UnknownTopicOrPartition", text, re.DOTALL
+        ):
+            raise BrokerUnavailable(
+                f"{what}: the Kafka cluster stopped answering; the same command again goes on where it stopped"
+            ) from error
         if re.search(r"No space left on device|Disk quota exceeded", text):
             raise StorageFull(f"{what}: no space left on the disk; free some and run the same command again") from error
         first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)

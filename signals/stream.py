@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines import kafka
@@ -111,7 +111,9 @@ class Sink:
             if any(row["quarantined"] for row in rows):
                 self._commit(intake.refused(judged), "quarantine", identity, batch)
             # 3. The ledger last: what it names lies in the lake.
-            lake.append(self.home, "offset_ledger", [row | {"stream": stream, "batch": batch} for row in rows], transaction=(identity, batch))
+            lake.append(
+                self.home, "offset_ledger", [row | {"stream": stream, "batch": batch} for row in rows], transaction=(identity, batch)
+            )
             self.after("offset_ledger")
         finally:
             judged.unpersist()
@@ -142,7 +144,8 @@ class Sink:
             kept, refused, distinct = (row["kept"], row["quarantined"], row["distinct"]) if row else (0, 0, 0)
             if not kept + refused == distinct == end - start:
                 raise ContractViolation(
-                    f"batch {batch}, partition {partition}: offsets {start} to {end} held {kept + refused} records, {distinct} of them distinct, "
+                    f"batch {batch}, partition {partition}: offsets {start} to {end} held {kept + refused} records, "
+                    f"{distinct} of them distinct, "
                     f"instead of {end - start}; a compacted or transactional topic cannot be accounted for, use a plain one"
                 )
             rows.append({

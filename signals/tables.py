@@ -217,6 +217,5 @@ DISTILLED: Final = Table(
 )
 
 TABLES: Final[dict[str, Table]] = {
-    table.name: table
-    for table in (EVENTS, QUARANTINE, OFFSETS, GAPS, CONFLICTS, TURNS, EDITS, REWARDS, SAMPLES_TABLE, COUNTS, DISTILLED)
+    table.name: table for table in (EVENTS, QUARANTINE, OFFSETS, GAPS, CONFLICTS, TURNS, EDITS, REWARDS, SAMPLES_TABLE, COUNTS, DISTILLED)
 }
