@@ -101,7 +101,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-def numbers(tensor: Tensor) -> Iterator[NDArray[np.float64]]:
+def numbers(tensor: Tensor, *, chunk: int = CHUNK_NUMBERS) -> Iterator[NDArray[np.float64]]:
     """Yield a tensor's numbers in chunks, as float64.
 
     Raises:
@@ -113,9 +113,9 @@ def numbers(tensor: Tensor) -> Iterator[NDArray[np.float64]]:
     dtype = np.dtype(kind)
     count = tensor.size_bytes // dtype.itemsize
     with tensor.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        for first in range(0, count, CHUNK_NUMBERS):
+        for first in range(0, count, chunk):
             part = np.frombuffer(
-                mapped[tensor.start + first * dtype.itemsize : tensor.start + min(count, first + CHUNK_NUMBERS) * dtype.itemsize], dtype
+                mapped[tensor.start + first * dtype.itemsize : tensor.start + min(count, first + chunk) * dtype.itemsize], dtype
             )
             if tensor.dtype == "BF16":
                 part = (part.astype(np.uint32) << 16).view(np.float32)
