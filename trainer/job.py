@@ -58,8 +58,10 @@ class Job(BaseModel):
 
 
 def folder_for(root: Path, job: Job, rows_sha: str) -> Path:
-    """Name a job's folder by what determines its result (the start time does not)."""
-    identity = digest({**job.model_dump(mode="json", exclude={"created_at", "parent_folder", "store", "facts"}), "rows": rows_sha})
+    """Name a job's folder by what determines its result (start time, places and settings of other stages do not)."""
+    identity = digest(
+        {**job.model_dump(mode="json", exclude={"created_at", "parent_folder", "store", "facts", "config_digest"}), "rows": rows_sha}
+    )
     return root / f"{job.kind}-{identity[:24]}"
 
 

@@ -90,13 +90,19 @@ def write_probe(folder: Path) -> list[np.ndarray]:
         Log-probabilities of each probe row, nats.
     """
     rows = probe_rows(folder)
-    reloaded = load(folder)
-    found = [logprobs for logprobs, _ in score(Policy(reloaded).eval(), rows)]
+    found = score_folder(folder, rows, dtype="fp32")
     body = [
         {"prompt_ids": row.prompt_ids.tolist(), "response_ids": row.response_ids.tolist(), "logprobs": [float(x) for x in logprobs]}
         for row, logprobs in zip(rows, found, strict=True)
     ]
     (folder / PROBE).write_text(json.dumps({"rows": body}, allow_nan=True), encoding="utf-8")
+    return found
+
+
+def score_folder(folder: Path, rows: list[PackedRow], *, dtype: str) -> list[np.ndarray]:
+    """Score rows with a folder's weights in a given arithmetic: log-probabilities of each row, nats."""
+    reloaded = load(folder, dtype=dtype)
+    found = [logprobs for logprobs, _ in score(Policy(reloaded).eval(), rows)]
     del reloaded
     release()
     return found
@@ -310,7 +316,7 @@ def check_export(staged: Path, *, gap: float, change: float, tolerance: float) -
     if change == 0:
         raise CheckpointInvalid("training changed no weight, so there is no candidate (all advantages zero, or every row masked)")
     raise CheckpointInvalid(
-        f"exported weights differ from the trainer by {gap:.4f} nats on the probe (trainer.probe_tolerance {tolerance})"
+        f"exported weights differ from the trainer by {gap:.4f} nats on the probe, more than {tolerance:.4f} (trainer.probe_tolerance + rounding)"
     )
 
 

@@ -190,8 +190,8 @@ class RankJob:
             run.quarantined = sorted({*run.quarantined, *figures.nonfinite_rows})
             if run.nonfinite_in_a_row >= self.job.settings.max_nonfinite_steps:
                 raise ContractViolation(
-                    f"{run.nonfinite_in_a_row} steps in a row had a non-finite loss or gradient (rows {run.quarantined[:5]}); the update was "
-                    "aborted, nothing was exported. Look at these rows, or lower trainer.lr"
+                    f"{run.nonfinite_in_a_row} steps in a row had a non-finite loss or gradient (rows {run.quarantined[:5]}); the "
+                    "update was aborted, nothing was exported. Look at these rows, or lower trainer.lr"
                 )
         else:
             run.nonfinite_in_a_row = 0
@@ -232,15 +232,19 @@ class RankJob:
         self.tell({"done": self.run.step})
 
     def export(self, parity: dict[str, float]) -> dict[str, Any] | None:
-        """Merge, write, read back and seal the candidate (rank 0); every rank takes part in collecting weights."""
-        probe, _ = publish.read_probe(Path(self.job.parent_folder))
+        """Merge, write, read back and seal the candidate (rank 0); every rank takes part in collecting weights.
+
+        The read-back compares like with like: exported weights in the trainer's arithmetic against the trainer. What it may
+        differ by is the tolerance plus this arithmetic's own rounding, measured on the parent with the same probe (0 for fp32).
+        """
+        job, run, settings = self.job, self.run, self.job.settings
+        parent = Path(job.parent_folder)
+        probe, parent_fp32 = publish.read_probe(parent)
         self.trainer.engine.eval()
         seen = [logprobs for logprobs, _ in score(self.trainer.engine, probe)]
         masters = self.trainer.master_weights()
         if self.rank != 0:
             return None
-        job, run, settings = self.job, self.run, self.job.settings
-        parent = Path(job.parent_folder)
         pristine = load(parent)
         if settings.adapter == "lora":
             change = publish.merged_lora(pristine, masters, scaling=settings.lora_alpha / settings.lora_rank)
@@ -249,9 +253,10 @@ class RankJob:
         staged = publish.stage_child(pristine, parent, Path(job.store))
         del pristine
         release()
-        exported = publish.write_probe(staged)
-        gap, moved = publish.mean_gap(exported, seen), publish.mean_gap(exported, publish.read_probe(parent)[1])
-        publish.check_export(staged, gap=gap, change=change, tolerance=settings.probe_tolerance)
+        moved = publish.mean_gap(publish.write_probe(staged), parent_fp32)
+        gap = publish.mean_gap(publish.score_folder(staged, probe, dtype=settings.dtype), seen)
+        rounding = publish.mean_gap(publish.score_folder(parent, probe, dtype=settings.dtype), parent_fp32)
+        publish.check_export(staged, gap=gap, change=change, tolerance=settings.probe_tolerance + rounding)
         if job.state:
             (staged / jobs.TRAINER_STATE).write_text(json.dumps(job.state, sort_keys=True), encoding="utf-8")
         figures: dict[str, float | int | str | None] = {
@@ -265,6 +270,7 @@ class RankJob:
             "entropy_last": run.last.get("entropy"),
             "relative_change": change,
             "probe_gap_nats": gap,
+            "probe_rounding_nats": rounding,
             "probe_moved_nats": moved,
             **parity,
         }

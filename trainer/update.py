@@ -127,8 +127,8 @@ def _by_turn(
 def _too_few(selection: Selection, config: UpdateConfig) -> str:
     counted = ", ".join(f"{code} {count}" for code, count in selection.rejected.items()) or "the window is empty"
     return (
-        f"{len(selection.rows)} of {selection.seen} samples can be trained on, fewer than trainer.min_rows = {config.min_rows} ({counted}); "
-        "no candidate was made and the serving checkpoint stays as it is"
+        f"{len(selection.rows)} of {selection.seen} samples can be trained on, fewer than trainer.min_rows = {config.min_rows} "
+        f"({counted}); no candidate was made and the serving checkpoint stays as it is"
     )
 
 
