@@ -68,7 +68,8 @@ def _explained(item: sessions.TurnResult, config: RewardsConfig, stored: dict[st
         "dissatisfied": item.dissatisfied,
         "edits": [
             {
-                "edit_id": e.edit_id, "decision": e.decision, "survival": e.survival, "kept": kept_share(e), "weight": edit_weight(e.chars_added),
+                "edit_id": e.edit_id, "decision": e.decision, "survival": e.survival,
+                "kept": kept_share(e), "weight": edit_weight(e.chars_added),
             }
             for e in item.evidence.edits
         ],

@@ -35,7 +35,8 @@ MISSED: Final = (
     " está mal ", " esta mal ", " eso no ", " no es lo que ", " mal hecho ", " te dije ", " ne marche pas ", " ne fonctionne pas ",
     " toujours pas ", " cest faux ", " ce nest pas ", " pas ce que ", " encore une erreur ", " não funciona ", " nao funciona ",
     " ainda não ", " está errado ", " não é isso ", " continua falhando ", " не работает ", " неправильно ", " не то ", " всё ещё ",
-    " все еще ", " опять ", " сломал ", " я просил ", "不对", "不行", "还是", "错了", "没有用", "不是我", "不工作", "動きません", "動かない", "違います", "違う", "まだ",
+    " все еще ", " опять ", " сломал ", " я просил ", "不对", "不行", "还是", "错了",
+    "没有用", "不是我", "不工作", "動きません", "動かない", "違います", "違う", "まだ",
     "間違って", "ではなく",
 )  # fmt: skip
 """The user says that it missed."""
