@@ -114,7 +114,10 @@ edits = st.lists(
 )  # fmt: skip
 follow_ups = st.one_of(
     st.none(),
-    st.builds(FollowUp, message=st.sampled_from(["thanks", "wrong", "undo it"]), previous=st.none(), stack_traces=st.integers(0, 1), reply_delay_ms=st.none(), interrupted=st.booleans()),
+    st.builds(
+        FollowUp, message=st.sampled_from(["thanks", "wrong", "undo it"]), previous=st.none(), stack_traces=st.integers(0, 1),
+        reply_delay_ms=st.none(), interrupted=st.booleans(),
+    ),
 )  # fmt: skip
 
 
