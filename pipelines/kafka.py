@@ -356,11 +356,7 @@ def end_offsets(config: PipelinesConfig, home: Home, *, topic: str = "") -> dict
 
 
 def begin_offsets(config: PipelinesConfig, home: Home, *, topic: str = "") -> dict[int, int]:
-    """Return the oldest offset that each partition still holds.
-
-    Raises:
-        BrokerUnavailable: No answer, or no such topic.
-    """
+    """Return the oldest offset that each partition still holds; raises as `end_offsets`."""
     with _consumer(config, home, topic or config.kafka.topic) as (consumer, partitions):
         return {part.partition: offset for part, offset in consumer.beginning_offsets(partitions).items()}
 
@@ -395,15 +391,13 @@ def consume(
             for part, records in batches.items():
                 for item in records:
                     if item.offset < ends[part]:
-                        yield Record(
-                            partition=item.partition, offset=item.offset, timestamp_ms=item.timestamp, key=item.key, value=item.value or b""
-                        )
+                        yield _record(item)
+
+
+def _record(item: Any) -> Record:
+    return Record(partition=item.partition, offset=item.offset, timestamp_ms=item.timestamp, key=item.key, value=item.value or b"")
 
 
 def read_all(config: PipelinesConfig, home: Home, *, topic: str = "") -> list[Record]:
-    """Return everything the topic holds, for tests and small deployments.
-
-    Raises:
-        BrokerUnavailable: See `consume`.
-    """
+    """Return everything the topic holds, for tests and small deployments; raises as `consume`."""
     return list(consume(config, home, topic=topic))

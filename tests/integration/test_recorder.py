@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -170,3 +171,24 @@ def test_recording_never_blocks_when_the_queue_is_full(home: Home) -> None:
     assert counts.recorded == 2_000 == counts.spooled + counts.dropped
     recorder.record(feedback())
     assert recorder.counts().dropped == counts.dropped + 1
+
+
+def test_every_event_of_many_threads_is_accounted_for(home: Home) -> None:
+    config = PipelinesConfig(kafka=KafkaConfig(bootstrap_servers="127.0.0.1:1", spool_max_bytes=100_000))
+    recorder = Recorder(config, home, client=CLIENT)
+
+    def work(number: int) -> None:
+        for i in range(100):
+            recorder.record(feedback(session=f"s{number}", score=0.5) if i % 10 else message("x", session=f"s{number}"))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    counts = recorder.close(0.2)
+    assert counts.recorded == 800
+    assert counts.recorded == counts.queued + counts.spooled + counts.delivered + counts.dropped + sum(counts.rejected.values())
+    assert counts.queued == counts.delivered == 0
+    on_disk = sum(len(path.read_bytes().splitlines()) for path in home.spool.rglob("recorder-*/*.jsonl"))
+    assert on_disk == counts.spooled

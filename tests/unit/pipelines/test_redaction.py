@@ -122,7 +122,7 @@ def test_the_time_to_redact_grows_with_the_text_and_not_faster() -> None:
 @pytest.mark.parametrize(
     ("text", "language"),
     [
-        ("still didnt work, why is that", "en"),
+        ("still does not work, why is that", "en"),
         ("das geht immer noch nicht", "de"),
         ("ça ne marche pas encore", "fr"),
         ("todavía no funciona, ¿por qué?", "es"),
