@@ -135,7 +135,7 @@ class Mapper:
         """
         kind, message = line.get("type"), line.get("message")
         if not isinstance(message, dict):
-            return Mapped(events=[], reason=f"not_a_session_event:{kind if isinstance(kind, str) and kind else 'untyped'}")
+            return Mapped(events=[], reason=f"not_a_session_event:{kind[:40] if isinstance(kind, str) and kind else 'untyped'}")
         at = time_ms(line.get("timestamp"))
         at = self._last_ms if at is None else at
         if at is None:
