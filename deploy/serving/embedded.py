@@ -39,7 +39,9 @@ from deploy.serving.scheduler import PrefixMemory, Sampling
 from pipelines.errors import ConfigError, EngineUnavailable
 from pipelines.storage import write_atomic
 from pipelines.terminal import run
-from trainer.candidates import TEMPLATE_FILE, checkpoint_id
+from trainer.candidates import checkpoint_id
+from trainer.chat import Chat
+from trainer.chat import load as load_chat
 
 PR_SET_PDEATHSIG: Final = 1
 """prctl(2): the kernel sends this process a signal when its parent dies."""
@@ -48,11 +50,11 @@ DEFAULT_MAX_TOKENS: Final = 256
 
 
 class Engine:
-    """A batch engine with a tokenizer in front."""
+    """A batch engine with the checkpoint's template and tokenizer in front."""
 
-    def __init__(self, batch: BatchEngine, tokenizer: Any, *, checkpoint: str, dtype: str) -> None:
+    def __init__(self, batch: BatchEngine, chat: Chat, *, checkpoint: str, dtype: str) -> None:
         self._batch = batch
-        self._tokenizer = tokenizer
+        self._chat = chat
         self._checkpoint = checkpoint
         self._dtype = dtype
 
@@ -87,17 +89,14 @@ class Engine:
 
     def _render(self, asked: ChatRequest) -> list[int]:
         try:
-            text = self._tokenizer.apply_chat_template(
-                asked.rendered(), tools=asked.tools or None, add_generation_prompt=True, tokenize=False
-            )  # fmt: skip
+            return self._chat.ids(asked.rendered(), tools=asked.tools, prompt=True)
         except (TemplateError, KeyError, TypeError, ValueError) as error:
             raise RequestRefused(400, f"the chat template refuses these messages: {error}", code="invalid_messages") from error
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _body(self, prompt: list[int], done: Generation) -> dict[str, Any]:
         shown = done.response_ids[:-1] if done.finish_reason == "stop" else done.response_ids
-        content = self._tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        pieces = self._tokenizer.convert_ids_to_tokens(done.response_ids)
+        content = self._chat.tokenizer.decode(shown, skip_special_tokens=False)
+        pieces = [self._chat.tokenizer.id_to_token(token) or "" for token in done.response_ids]
         logprobs = [
             {"token": piece, "logprob": value, "bytes": None, "top_logprobs": []}
             for piece, value in zip(pieces, done.logprobs, strict=True)
@@ -198,18 +197,14 @@ def serve(
     if parent is not None:
         _die_with(parent)
     _limit_threads(threads)
-    from transformers import AutoTokenizer
-
     from deploy.serving.decoder import choose_dtype, load, sample
 
     decoder = load(checkpoint, dtype=choose_dtype(dtype), rows=rows)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-    tokenizer.chat_template = (checkpoint / TEMPLATE_FILE).read_text(encoding="utf-8")
     memory = PrefixMemory(max_bytes=prefix_bytes, token_bytes=decoder.token_bytes)
     batch = BatchEngine(
         decoder, sample, rows=rows, context=min(context, decoder.positions), prefill_tokens=prefill_tokens, memory=memory
     )  # fmt: skip
-    engine = Engine(batch, tokenizer, checkpoint=checkpoint_id(checkpoint), dtype=decoder.dtype)
+    engine = Engine(batch, load_chat(checkpoint), checkpoint=checkpoint_id(checkpoint), dtype=decoder.dtype)
     with batch, socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -32,6 +32,8 @@ from trainer.candidates import checkpoint_id
 STATE: Final = "gateway.json"
 GRACE_S: Final = 10
 """How long requests in flight may finish after a signal."""
+FLUSH_S: Final = 2.0
+"""How long the end waits for the broker; what is not delivered by then is on disk and goes out at the next start."""
 
 
 def follow_ledger(home: Home) -> Callable[[], Target | None]:
@@ -96,6 +98,7 @@ async def serve(
             if state:
                 state.unlink(missing_ok=True)
             await fleet.stop()
+            recorder.close(FLUSH_S)
 
 
 def _signalled() -> asyncio.Event:

@@ -186,15 +186,16 @@ def engine_url(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def test_the_engine_renders_the_checkpoints_template_and_answers_with_its_tokens(engine_url: str, tiny_folder: Path) -> None:
-    from trainer.publish import load_tokenizer, render
+    from transformers import AutoTokenizer
 
-    tokenizer = load_tokenizer(tiny_folder)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder, local_files_only=True)
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "Rename x"}]
     tools = [{"type": "function", "function": {"name": "grep", "description": "find", "parameters": {"pattern": "string"}}}]
     body = {"messages": messages, "tools": tools, "max_tokens": 10, "seed": 4, "temperature": 0.9}
     reply = httpx.post(f"{engine_url}/v1/chat/completions", json=body, timeout=60, trust_env=False).json()
     choice = reply["choices"][0]
-    assert reply["prompt_token_ids"] == render(tokenizer, messages, tools=tools, prompt=True)
+    text = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+    assert reply["prompt_token_ids"] == tokenizer(text, add_special_tokens=False)["input_ids"]
     shown = choice["token_ids"][:-1] if choice["finish_reason"] == "stop" else choice["token_ids"]
     assert choice["message"]["content"] == tokenizer.decode(shown, skip_special_tokens=False)
     found = [item["logprob"] for item in choice["logprobs"]["content"]]

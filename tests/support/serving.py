@@ -3,11 +3,12 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -145,23 +146,10 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]
     return store, first, second
 
 
-@pytest.fixture
-def pair_home(tmp_path: Path, tiny_pair: tuple[Path, str, str]) -> Home:
-    """A home of this test whose ledger serves the first of the two tiny checkpoints."""
-    import shutil
-
+def pair_home(root: Path, tiny_pair: tuple[Path, str, str]) -> Home:
+    """Return a new home whose store has both tiny checkpoints and whose ledger serves the first."""
     store, first, _ = tiny_pair
-    home = Home(tmp_path / "home")
+    home = Home(root / "home")
     shutil.copytree(store, home.store)
     Ledger(home.ledger).install(first)
     return home
-
-
-@pytest.fixture
-def served(pair_home: Home) -> Iterator[Served]:
-    """A gateway of this test on `pair_home`, with no broker: events wait in its spool."""
-    gateway = Served(pair_home)
-    try:
-        yield gateway.start()
-    finally:
-        gateway.stop()
