@@ -140,7 +140,7 @@ def distil(
     conflicts = turns = 0
     if what.sessions:
         ids = spark.createDataFrame(pa.table({"session_id": pa.array(sorted(what.sessions), pa.string())}))
-        wanted = F.broadcast(transforms.with_bucket(ids, config.signals.buckets).persist())
+        wanted = F.broadcast(transforms.with_bucket(ids, config.signals.buckets))
         buckets = sorted(row[BUCKET] for row in wanted.select(BUCKET).distinct().collect())
         events = (
             spark.read.format("delta")
@@ -157,12 +157,8 @@ def distil(
             tombstoned=tombstoned,
             partitions=min(config.signals.buckets, config.spark.shuffle_partitions),
         )
-        try:
-            turns = _write(spark, home, found, wanted, buckets, after)
-            conflicts = _write_conflicts(home, found.conflicts, buckets, spark, wanted)
-        finally:
-            for frame in found.cached:
-                frame.unpersist()
+        turns = _write(spark, home, found, wanted, buckets, after)
+        conflicts = _write_conflicts(home, found.conflicts, buckets, spark, wanted)
         lake.replace_buckets(home, "ledger_counts", _counts(home, buckets), buckets)
         after("ledger_counts")
     outcomes = check_outcomes(home)
@@ -210,7 +206,7 @@ def _write(
         _replace(fresh[name] if carried is None else fresh[name].unionByName(carried), home, name, buckets)
         after(name)
 
-    turns = found.turns.count()  # Fills the caches that all four tables share.
+    turns = found.turns.count()
     # Each commit waits for files more than for cores, so they go side by side; `turns` is last and alone.
     with ThreadPoolExecutor(max_workers=len(WRITTEN) - 1) as pool:
         list(pool.map(write, WRITTEN[:-1]))

@@ -36,8 +36,6 @@ class Distilled:
     rewards: DataFrame
     samples: DataFrame
     conflicts: DataFrame
-    cached: tuple[DataFrame, ...]
-    """Frames to unpersist when the results have been written."""
 
 
 def with_bucket(events: DataFrame, buckets: int) -> DataFrame:
@@ -346,16 +344,20 @@ def distilled(events: DataFrame, config: RewardsConfig, *, now_ms: int, tombston
         now_ms: The instant that windows are closed against.
         tombstoned: Policy versions whose release was rolled back.
         partitions: Spark partitions to spread the buckets over.
+
+    Each stage is materialised and its lineage cut (`localCheckpoint`): with lineage, Spark analyses the whole plan again at every step,
+    which cost more than the computation (measured by stack samples on small batches).
     """
-    marked = deduplicated(events.repartition(partitions, BUCKET)).persist()
+    marked = deduplicated(events.repartition(partitions, BUCKET)).localCheckpoint()
     kept = marked.where("_kept")
     done = completions(kept)
-    turns = facts(kept, done, config, now_ms).persist()
-    edits = judged_edits(kept, turns, config.window_s).persist()
+    turns = facts(kept, done, config, now_ms).localCheckpoint()
+    edits = judged_edits(kept, turns, config.window_s).localCheckpoint()
     full = turns.join(_edit_evidence(edits), [*TURN], "left")
     full = with_outcome(with_components(full, config), tombstoned)
     version = reward_version(config)
-    full = full.withColumns({"matured_at": F.when(F.col("final"), _instant("closes_at_ms")), "reward_version": F.lit(version)}).persist()
+    full = full.withColumns({"matured_at": F.when(F.col("final"), _instant("closes_at_ms")), "reward_version": F.lit(version)})
+    full = full.localCheckpoint()
     sampled = _with_validity(done, _call_validity(kept))
     zero = {name: F.coalesce(F.col(name), F.lit(0)).cast("bigint") for name in ("edits", "edits_judged", "late")}
     return Distilled(
@@ -364,7 +366,6 @@ def distilled(events: DataFrame, config: RewardsConfig, *, now_ms: int, tombston
         rewards=_as(full, REWARDS),
         samples=_samples(sampled, full, version),
         conflicts=_as(marked.where("_conflict"), CONFLICTS),
-        cached=(marked, turns, edits, full),
     )
 
 
