@@ -7,11 +7,12 @@ Takes: settings, flags. Gives: the result as a dict, the same that `--json` prin
 
 import json
 import logging
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -84,6 +85,7 @@ def run(config: SignalsConfig, home: Home, flags: Flags) -> dict[str, Any]:
     clock, totals = Clock(), stream.Totals()
     begun = time.monotonic()
     with exclusive(home.run / "signals.lock", what="the signals job"):
+        shutil.rmtree(home.streams / "tmp", ignore_errors=True)  # What a killed run left behind.
         with clock.part("prepare"):
             end = stream.prepare(config, home, resume=flags.resume_from_ledger, accept_gap=flags.accept_gap)
         summary = _once(config, home, flags, totals, clock, end) if flags.once else _forever(config, home, flags, totals, clock)
@@ -111,19 +113,15 @@ def _once(
         home, config, now=distil.utc_now(), tombstoned=flags.tombstoned, everything=flags.everything
     ).sessions:  # fmt: skip
         return None
-    with progress("reading events and computing rewards") as advance, clock.part("spark"):
-        session = spark.session(config.spark, home)
-        running = session.__enter__()
-    try:
+    with progress("reading events and computing rewards") as advance, ExitStack() as stack:
+        with clock.part("spark"):
+            running = stack.enter_context(spark.session(config.spark, home))
         if append:
             with clock.part("append"):
                 append_once(running, config, home, totals)
-        advance(totals.rows)
+            advance(totals.rows)
         with clock.part("distil"):
             return _distil(running, config, home, flags)
-    finally:
-        with clock.part("stop"):
-            session.__exit__(None, None, None)
 
 
 def append_once(running: SparkSession, config: SignalsConfig, home: Home, totals: stream.Totals) -> None:

@@ -165,7 +165,8 @@ def test_bad_records_are_kept_whole_with_a_reason_and_stop_nothing(spark: Any, h
     deployment.send(
         [good, good, forged, future],
         (b"s1", b""), (b"s1", b"\xff\xfe"), (b"s1", b'{"cut'), (b"elsewhere", as_record(good)[1]),
-        (b"s1", json.dumps(as_row(good) | {"type": "telepathy"}).encode()), (b"s1", json.dumps(as_row(good) | {"schema_version": 99}).encode()),
+        (b"s1", json.dumps(as_row(good) | {"type": "telepathy"}).encode()),
+        (b"s1", json.dumps(as_row(good) | {"schema_version": 99}).encode()),
         (b"s1", json.dumps(as_row(good) | {"payload": {}}).encode()), (b"s1", json.dumps(as_row(good) | {"origin": "mars"}).encode()),
     )  # fmt: skip
     totals = deployment.append()
