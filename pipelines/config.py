@@ -13,7 +13,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -132,9 +132,10 @@ def load(tree: type[Tree], path: Path | None = None, *, overrides: Sequence[str]
         keys, value = parse_override(text)
         target = values
         for key in keys[:-1]:
-            target = target.setdefault(key, {})
-            if not isinstance(target, dict):
+            child: object = target.setdefault(key, {})
+            if not isinstance(child, dict):
                 raise ConfigError(f"--set {text!r}: {key} is a value, not a section")
+            target = cast("dict[str, Any]", child)
         target[keys[-1]] = value
     later = set(ALL_SECTIONS) - set(tree.model_fields)
     own = {key: value for key, value in values.items() if key not in later}

@@ -8,7 +8,7 @@ import errno
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +115,7 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
         fsync_folder(path.parent)
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)
@@ -125,7 +125,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def exclusive(path: Path, *, what: str) -> Iterator[None]:
+def exclusive(path: Path, *, what: str) -> Generator[None]:
     """Hold `path` as a lock for the life of the block; the kernel drops it if the process dies.
 
     Args:
