@@ -316,7 +316,7 @@ def check_export(staged: Path, *, gap: float, change: float, tolerance: float) -
     if change == 0:
         raise CheckpointInvalid("training changed no weight, so there is no candidate (all advantages zero, or every row masked)")
     raise CheckpointInvalid(
-        f"exported weights differ from the trainer by {gap:.4f} nats on the probe, more than {tolerance:.4f} (trainer.probe_tolerance + rounding)"
+        f"exported weights differ from the trainer by {gap:.4f} nats on the probe, more than {tolerance:.4f} (probe_tolerance + rounding)"
     )
 
 

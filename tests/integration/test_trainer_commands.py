@@ -1,0 +1,95 @@
+"""The stage's commands as a person or a flow runs them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from pipelines.storage import Home
+from tests.support.model import on_policy_records, write_samples
+from trainer.config import TrainerConfig
+from trainer.evaluate import score_pair
+from trainer.sabotage import nan_weights
+
+pytestmark = [pytest.mark.model, pytest.mark.deepspeed]
+
+
+def command(*arguments, home):
+    return subprocess.run(
+        [sys.executable, "-m", "trainer", *arguments, "--home", str(home.root)], capture_output=True, text=True, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}, timeout=240,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def home(tiny_store, tmp_path):
+    store, identity = tiny_store
+    shutil.copytree(store / identity, tmp_path / "home" / "store" / identity)
+    return Home(tmp_path / "home")
+
+
+def test_help_names_every_verb_without_loading_an_engine(home):
+    engines = {"torch", "mlflow", "transformers", "deepspeed"}
+    probe = f"import sys, trainer.__main__, trainer.update, trainer.warmstart; print(sorted({engines!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    shown = command("--help", home=home).stdout
+    assert all(verb in shown for verb in ("import-base", "warmstart", "update", "score", "sabotage", "doctor"))
+
+
+def test_a_warm_start_command_teaches_and_is_cached(home, tiny_store, tmp_path):
+    data = tmp_path / "demonstrations.jsonl"
+    message = [{"role": "user", "content": "Rename x"}, {"role": "assistant", "content": "  Done."}]
+    data.write_text("\n".join(json.dumps({"messages": message}) for _ in range(12)))
+    sets = [
+        "warmstart.dtype=bf16",
+        "warmstart.lr=0.01",
+        "warmstart.examples_per_step=4",
+        "trainer.world_size=1",
+        "mlflow.tracking_uri=http://127.0.0.1:9",
+    ]
+    arguments = ["warmstart", "--parent", tiny_store[1][:12], "--data", str(data), "--json", *[part for s in sets for part in ("--set", s)]]
+    first = command(*arguments, home=home)
+    assert first.returncode == 0, first.stderr
+    made = json.loads(first.stdout)
+    assert made["loss_last"] < made["loss_first"]
+    assert made["rows"] == 12
+    again = json.loads(command(*arguments, home=home).stdout)
+    assert (again["checkpoint"], again["cached"]) == (made["checkpoint"], True)
+
+
+@pytest.mark.parametrize(("text", "words"), [("", "no demonstration"), ("{", "1 is not JSON"), ('{"a": 1}', "1 is no demonstration")])
+def test_unusable_demonstrations_end_in_one_sentence(home, tiny_store, tmp_path, text, words):
+    (tmp_path / "bad.jsonl").write_text(text)
+    done = command("warmstart", "--parent", tiny_store[1], "--data", str(tmp_path / "bad.jsonl"), home=home)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_scoring_finds_a_policy_equal_to_its_logs_and_a_broken_one_unknown(home, tiny_store, tiny_folder):
+    from datetime import UTC, datetime
+
+    now = datetime(2026, 11, 30, 13, tzinfo=UTC)
+    write_samples(home.lake, on_policy_records(tiny_folder, 6))
+    broken = nan_weights(home, parent=tiny_store[1], now=now)["checkpoint"]
+    common = {"policy_version": None, "lake_version": None, "limit": 4, "dtype": "fp32", "now": now}
+    same = score_pair(TrainerConfig(), home, checkpoint=tiny_store[1], reference=tiny_store[1], **common)
+    assert (same["all_finite"], same["kl_mean"], same["relative_change"]) == (True, 0.0, 0.0)
+    assert same["self_gap_mean"] < 1e-5
+    assert len(same["rows"]) == 4
+    assert same["rejected"] == {"over_limit": 2}
+    bad = score_pair(TrainerConfig(), home, checkpoint=broken, reference=tiny_store[1], **common)
+    assert (bad["all_finite"], bad["kl_mean"]) == (False, None)
+
+
+def test_an_unknown_setting_and_an_unknown_parent_say_what_to_do(home):
+    done = command("update", "--parent", "zz", "--policy-version", "1", "--set", "trainer.stepz=3", home=home)
+    assert done.returncode == 2
+    assert "trainer.stepz is not a setting; did you mean" in done.stderr
+    done = command("update", "--parent", "zz", "--policy-version", "1", home=home)
+    assert done.returncode == 1
+    assert "0 checkpoints" in done.stderr
