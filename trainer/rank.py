@@ -67,7 +67,8 @@ def order(rows: int, *, per_step: int, passes: int, seed: int) -> list[list[int]
         shuffled = np.random.default_rng([seed, number]).permutation(rows).tolist()
         cut = [shuffled[i : i + per_step] for i in range(0, rows, per_step)]
         if len(cut) > 1 and 2 * len(cut[-1]) < per_step:
-            cut[-2] += cut.pop()
+            short = cut.pop()
+            cut[-1] = cut[-1] + short
         batches += cut
     return batches
 
