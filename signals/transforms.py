@@ -234,7 +234,8 @@ def judged_edits(kept: DataFrame, turns: DataFrame, window_s: int) -> DataFrame:
     inside = inside.withColumns(
         {
             "_best": F.array_max(F.filter("_measured", lambda s: ~s["branch"])),
-            "decision": F.when(known, F.element_at(F.lit(list(SEVERITY)), F.array_max("_decided")["severity"])),
+            # The size is checked because element_at of a null index gives the last element here, not null.
+            "decision": F.when(known & (F.size("_decided") > 0), F.element_at(F.lit(list(SEVERITY)), F.array_max("_decided")["severity"])),
             "late": F.when(known, F.size("decided") + F.size("survived") - F.size("_decided") - F.size("_measured")).otherwise(F.lit(0)),
         }
     )
