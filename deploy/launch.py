@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from pipelines import errors
 from pipelines.storage import Home, write_atomic
-from pipelines.terminal import progress
+from pipelines.terminal import waiting
 
 STOP_TIMEOUT_S: Final = 20.0
 """A service gets this long to finish after SIGTERM; then its group is killed."""
@@ -109,6 +109,22 @@ def tail(log: Path, *, lines: int = LOG_TAIL_LINES) -> str:
         return "(no output)"
 
 
+def log_size(log: Path) -> int:
+    """Return a log's length in bytes, 0 when there is none."""
+    return log.stat().st_size if log.exists() else 0
+
+
+def last_line(log: Path, *, begin: int) -> str:
+    """Return the newest whole line that was written after byte `begin`, or nothing."""
+    size = log_size(log)
+    if size <= begin:
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(begin, size - 2_048))
+        lines = file.read().decode(errors="replace").replace("\r", "\n").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
 def _spawn(
     home: Home, name: str, argv: Sequence[str], *, detached: bool, env: Mapping[str, str]
 ) -> tuple[subprocess.Popen[bytes], Running]:
@@ -156,7 +172,8 @@ def start(
     process, running = _spawn(home, name, argv, detached=detached, env=env or {})
     deadline = time.monotonic() + deadline_s
     try:
-        with progress(f"starting {name}") as advance:
+        begin = log_size(running.log)
+        with waiting(f"starting {name}") as tick:
             while not ready():
                 if process.poll() is not None:
                     raise errors.EngineUnavailable(
@@ -167,7 +184,7 @@ def start(
                         f"{name} was not ready after {deadline_s:.0f} s; {running.log} ends with:\n{tail(running.log)}"
                     )
                 time.sleep(POLL_S)
-                advance(0)
+                tick(last_line(running.log, begin=begin))
     except BaseException:
         stop(home, name)
         _reap(process.pid)
@@ -223,14 +240,15 @@ def run_job(home: Home, name: str, argv: Sequence[str], *, timeout_s: float, env
     process, running = _spawn(home, name, [*argv, "--result", str(result)], detached=False, env=env or {})
     deadline = time.monotonic() + timeout_s
     try:
-        with progress(name) as advance:
+        begin = log_size(running.log)
+        with waiting(name) as tick:
             while process.poll() is None:
                 if time.monotonic() > deadline:
                     raise errors.TransientError(
                         f"{name} was stopped after {timeout_s:.0f} s; {running.log} ends with:\n{tail(running.log)}"
                     )
                 time.sleep(POLL_S)
-                advance(0)
+                tick(last_line(running.log, begin=begin))
         if process.returncode != 0:
             kind = BY_EXIT_CODE.get(process.returncode, errors.TerminalError)
             raise kind(f"{name} ended with exit code {process.returncode}; {running.log} ends with:\n{tail(running.log)}")

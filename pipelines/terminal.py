@@ -106,6 +106,35 @@ def progress(label: str, *, total: int | None = None) -> Iterator[Callable[[int]
     line(time.monotonic())
 
 
+@contextmanager
+def waiting(label: str) -> Iterator[Callable[[str], None]]:
+    """Show that something else is at work, and what it last said.
+
+    Args:
+        label: What is waited for, without a trailing colon.
+
+    Yields:
+        `tick(note)`: still waiting; `note` is the newest line of whoever works.
+    """
+    started = last = time.monotonic()
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status(label) as spinner:
+            yield lambda note: spinner.update(f"{label}: {time.monotonic() - started:.0f} s  [dim]{note[:100].replace('[', '(')}[/dim]")
+        return
+    said = ""
+
+    def tick(note: str) -> None:
+        nonlocal last, said
+        now = time.monotonic()
+        if now - last >= (PLAIN_INTERVAL_S if note != said else 6 * PLAIN_INTERVAL_S):
+            last, said = now, note
+            print(f"{label}: {now - started:.0f} s{': ' if note else ''}{note[:160]}", file=sys.stderr, flush=True)
+
+    yield tick
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: constant message, level, logger, time, and the record's `fields`."""
 
