@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 
 from deploy import tasks
 from deploy.config import Config
-from deploy.release import registry, ship
+from deploy.release import ship
 from deploy.release.evidence import Evidence
 from deploy.release.leases import SHIP_LEASE
 from pipelines.config import load
@@ -128,7 +128,7 @@ def _finish(
     setting: tasks.Setting, journal: tasks.Journal, parent: tasks.Parent, *, outcome: str, shipped: dict[str, Any] | None
 ) -> dict[str, Any]:
     pointer = tasks.serving_pointer(setting)
-    mirror = registry.reconcile(setting.ledger, setting.home, configured=setting.config.mlflow.tracking_uri)
+    mirror = tasks.mirror(setting)
     record = journal.close(outcome)
     if shipped is not None and not shipped["promoted"]:
         tasks.forget_measurements(setting, shipped["candidate"])

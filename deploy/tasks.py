@@ -9,6 +9,7 @@ Leaves out: statistics and decisions (`release/`), processes (`launch.py`).
 """
 
 import json
+import logging
 import shutil
 import sys
 import time
@@ -27,6 +28,8 @@ from deploy.release.ledger import Ledger
 from deploy.release.records import Pointer
 from pipelines import errors
 from pipelines.storage import Home, write_atomic
+
+log = logging.getLogger(__name__)
 
 FRONTIER_POLL_S: Final = 2.0
 BENCHMARK_SEED: Final = 20_260_101
@@ -55,6 +58,8 @@ class StageCommands:
         "deploy.serving", "--pin", "{folder}", "--policy-version", "{policy_version}", "--arm", "{arm}", "--port", "{port}"
     )
     benchmark: tuple[str, ...] = python_module("deploy.benchmark", "run", "--gateway", "{url}", "--seed", "{seed}", "--out", "{out}")
+
+    mirror: tuple[str, ...] = python_module("deploy.release.registry")
 
     @classmethod
     def of(cls, given: Mapping[str, list[str]] | None) -> "StageCommands":
@@ -356,6 +361,15 @@ def wait_for_gateway(setting: Setting, pointer: Pointer) -> bool:
             return True
         time.sleep(FRONTIER_POLL_S / 4)
     return False
+
+
+def mirror(setting: Setting) -> dict[str, Any]:
+    """Bring MLflow's registry up to date; a failure is told and counted, it stops nothing."""
+    try:
+        return setting.job("mirror", setting.commands.mirror) | {"failed": 0}
+    except errors.StageError as error:
+        log.warning("registry mirror not written", extra={"fields": {"error": str(error)}})
+        return {"created": 0, "aliases": 0, "failed": 1}
 
 
 def shipper(setting: Setting, epoch: int) -> ship.Shipper:

@@ -1,33 +1,29 @@
 """The mirror of the ledger in MLflow's model registry: for people who look there, never the truth.
 
 Each registered checkpoint is a version of the model `tidegate-policy`, tagged with its policy version; the aliases `serving`,
-`anchor` and `candidate` point where the ledger points. Aliases are last-writer-wins and keep no history, so `reconcile`
-re-derives all of it from the ledger, and a mirror that cannot be written is counted, never a reason to stop a ship.
+`anchor` and `candidate` point where the ledger points. Aliases are last-writer-wins and keep no history, so all of it is derived
+from the ledger again each time. `python -m deploy.release.registry` runs in a process of its own: a mirror that cannot be written
+is told and counted (`tasks.mirror`), and stops no ship.
 """
 
-import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cyclopts import App
+
+from deploy.config import Config
 from deploy.release.ledger import Ledger
 from deploy.release.states import FINAL
+from pipelines.errors import TransientError
 from pipelines.storage import Home
+from pipelines.terminal import Common, run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 MODEL: Final = "tidegate-policy"
 TAG: Final = "tidegate.policy_version"
-
-log = logging.getLogger(__name__)
-
-_failures = 0
-"""Mirror writes that failed in this process; shown by `tidegate status` and nowhere acted upon."""
-
-
-def failures() -> int:
-    """Return how many mirror writes failed in this process."""
-    return _failures
 
 
 def tracking_uri(home: Home, configured: str) -> str:
@@ -42,19 +38,19 @@ def reconcile(ledger: Ledger, home: Home, *, configured: str = "") -> dict[str, 
     """Make MLflow say what the ledger says.
 
     Returns:
-        `created` versions, `aliases` set, `failed` (1 when the mirror could not be written).
+        `created` versions and `aliases` set.
+
+    Raises:
+        TransientError: MLflow does not answer.
     """
-    global _failures
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
 
+    uri = tracking_uri(home, configured)
     try:
-        return _reconcile(MlflowClient(tracking_uri=tracking_uri(home, configured)), ledger, home.store) | {"failed": 0}
-    except (MlflowException, SQLAlchemyError, OSError) as error:
-        _failures += 1
-        log.warning("registry mirror not written", extra={"fields": {"error": type(error).__name__, "failures": _failures}})
-        return {"created": 0, "aliases": 0, "failed": 1}
+        return _reconcile(MlflowClient(tracking_uri=uri), ledger, home.store)
+    except MlflowException as error:
+        raise TransientError(f"MLflow at {uri} could not be written: {error}; the mirror catches up later") from error
 
 
 def _reconcile(client: "MlflowClient", ledger: Ledger, store: Path) -> dict[str, int]:
@@ -86,3 +82,18 @@ def _aliases(ledger: Ledger) -> dict[str, int]:
     wanted = {"serving": versions[pointer.checkpoint], "anchor": versions[pointer.anchor]}
     candidates = [ship.candidate for ship in ledger.ships(limit=1) if ship.state not in FINAL]
     return wanted | {"candidate": versions[candidates[0]]} if candidates else wanted
+
+
+app = App(name="registry", help="Mirror the ledger in MLflow's model registry.")
+
+
+@app.default
+def mirror(*, common: Common = Common()) -> None:
+    """Make MLflow's registry say what the ledger says."""
+    config, home = common.tree(Config), common.place()
+    found = reconcile(Ledger(home.ledger), home, configured=config.mlflow.tracking_uri)
+    common.show(found, lambda: f"{found['created']} versions created, {found['aliases']} aliases set")
+
+
+if __name__ == "__main__":
+    sys.exit(run(app))
