@@ -152,17 +152,20 @@ class Journal:
             return None
 
     def step(self, name: str, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the step's stored result, or do it and store it."""
+        """Return the step's stored result, or do it and store it with its own seconds (without those of steps inside it)."""
         current = self.read()
         if current is None:
             raise errors.ContractViolation(f"{self.path} is missing; start the cycle again: tidegate cycle")
         if name in current["steps"]:
             return dict(current["steps"][name])
-        begun = time.monotonic()
-        current["steps"][name] = act()
-        current["seconds"][name] = round(time.monotonic() - begun, 3)
+        begun, before = time.monotonic(), set(current["seconds"])
+        result = act()
+        current = self.read() or current  # a step inside this one has written its own result
+        inner = sum(seconds for step, seconds in current["seconds"].items() if step not in before)
+        current["steps"][name] = result
+        current["seconds"][name] = round(max(0.0, time.monotonic() - begun - inner), 3)
         self._write(current)
-        return dict(current["steps"][name])
+        return dict(result)
 
     def close(self, outcome: str) -> dict[str, Any]:
         """End the cycle, keep its record under its own name, and return it."""
