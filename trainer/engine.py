@@ -63,7 +63,8 @@ def connect(*, timeout_s: float) -> tuple[int, int]:
     if fault := deepspeed_config.version_fault(deepspeed.__version__):
         raise MissingDependency(fault)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    backend = "nccl" if deepspeed.get_accelerator().device_name() == "cuda" else "gloo"
+    accelerator: Any = deepspeed.get_accelerator()
+    backend = "nccl" if accelerator.device_name() == "cuda" else "gloo"
     deepspeed.init_distributed(dist_backend=backend, timeout=timedelta(seconds=timeout_s), verbose=False)
     return dist.get_rank(), dist.get_world_size()
 
@@ -81,8 +82,9 @@ class Trainer:
             deepspeed: As from `deepspeed_config.build`.
             max_tokens: Tokens of one packed micro-batch.
         """
-        import deepspeed as library
+        import deepspeed as untyped
 
+        library: Any = untyped  # its annotations name fewer types than it takes
         self.loss = named(loss)
         self.settings = settings
         self.max_tokens = max_tokens
@@ -142,7 +144,7 @@ class Trainer:
         dist.all_reduce(totals)
         everywhere: list[list[str]] = [[] for _ in range(self.world)]
         dist.all_gather_object(everywhere, bad)
-        sums = dict(zip(SUMS, totals.tolist(), strict=True))
+        sums: dict[str, float] = dict(zip(SUMS, totals.tolist(), strict=True))
         over = kl_budget is not None and sums["kl"] / max(sums["kept_tokens"], 1.0) > kl_budget
         if not over:
             self.engine.step()

@@ -109,8 +109,8 @@ def _follow(
         while ranks.poll() is None and not path.exists() and time.monotonic() < deadline:
             time.sleep(POLL_S)
     if path.exists():
-        first = path.read_text(encoding="utf-8").splitlines()
-        total = json.loads(first[0])["of"] if first else None
+        first, newline, _ = path.read_text(encoding="utf-8").partition("\n")
+        total = json.loads(first)["of"] if newline else None
     with progress(label, total=total) as advance:
         while True:
             ended = ranks.poll() is not None

@@ -116,7 +116,8 @@ class Policy(nn.Module):
 
 def _unwrap(language_model: nn.Module) -> Any:
     """Return the causal LM inside a PEFT wrapper, or the model itself."""
-    return language_model.get_base_model() if hasattr(language_model, "get_base_model") else language_model
+    wrapped: Any = language_model
+    return wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else wrapped
 
 
 def quiet() -> None:
@@ -140,7 +141,7 @@ def load(folder: Path, *, dtype: str = "fp32") -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=DTYPES[dtype], attn_implementation=SEGMENTED, use_safetensors=True, local_files_only=True, trust_remote_code=False
     )
-    embedding = model.get_input_embeddings()
+    embedding: Any = model.get_input_embeddings()
     embedding.padding_idx = None  # pad = eos here, and a padding_idx would silently drop the gradient of the end token's embedding
     model.config.use_cache = False
     return model
@@ -160,7 +161,7 @@ def add_lora(language_model: Any, config: UpdateConfig) -> Any:
     settings = LoraConfig(
         task_type="CAUSAL_LM",
         r=config.lora_rank,
-        lora_alpha=config.lora_alpha,
+        lora_alpha=config.lora_alpha,  # pyright: ignore[reportArgumentType]  peft divides it by r; a float is fine
         target_modules=list(config.lora_targets),
         lora_dropout=0.0,
     )

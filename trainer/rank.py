@@ -10,7 +10,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipelines.errors import CheckpointInvalid, ContractViolation, StageError
+from pipelines.errors import Busy, CheckpointInvalid, ContractViolation, StageError
 from pipelines.storage import exclusive, write_atomic
 from trainer import candidates, checkpoint, deepspeed_config, publish
 from trainer import job as jobs
@@ -30,6 +31,7 @@ from trainer.launch import die_with_parent
 from trainer.losses import LossSettings
 from trainer.model import Policy, add_lora, load, release, score
 
+LOCK_WAIT_S: Final = 20.0
 OUTSIDE_BAND: Final = np.log(1.1)
 """A token outside +-10 % of its logged probability."""
 
@@ -321,6 +323,26 @@ def _self_test(current: RankJob, ref: list[np.ndarray], parity: dict[str, float]
     return {"checkpoint": None, "self_test": "flat", "steps": current.run.step, **parity, **current.job.facts}
 
 
+@contextmanager
+def _alone(folder: Path, rank: int) -> Iterator[None]:
+    """Hold this rank's lock; ranks of a run that was just killed get a moment to die.
+
+    Raises:
+        Busy: They are still alive after `LOCK_WAIT_S`.
+    """
+    deadline = time.monotonic() + LOCK_WAIT_S
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(exclusive(folder / f"rank-{rank}.lock", what=f"rank {rank} of {folder.name}"))
+                break
+            except Busy:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+        yield
+
+
 def main() -> int:
     """Run the job named on the command line; a foreseen failure is left in `failure.json`."""
     die_with_parent()
@@ -329,7 +351,7 @@ def main() -> int:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         settings = jobs.read(folder).settings
-        with exclusive(folder / f"rank-{rank}.lock", what=f"rank {rank} of {folder.name}"):
+        with _alone(folder, rank):
             connect(timeout_s=settings.collective_timeout_s)
             with disconnected_at_exit():
                 work(folder, rank)
