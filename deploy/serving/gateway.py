@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S: Final = 5
 """Told to clients with a 503."""
+DISCARD_BYTES: Final = 64_000_000
+"""Of a body that is too large, so much is still read before the connection is closed."""
 
 
 class Records(Protocol):
@@ -226,24 +228,27 @@ class Gateway:
         return name
 
     async def _read(self, request: Request) -> bytes:
-        """Read the body, but never more than `max_body_bytes` of it."""
+        """Read the body, but keep no more than `max_body_bytes` of it.
+
+        A larger one is read to its end and thrown away, within reason: closing a connection while the client still writes resets
+        it, and the client would see that instead of our sentence.
+        """
         limit = self._config.max_body_bytes
-        refusal = RequestRefused(413, f"the body is larger than {limit} bytes; shorten the conversation", code="body_too_large")
-        announced = request.headers.get("Content-Length", "")
-        if announced.isdigit() and int(announced) > limit:
-            raise refusal
-        body = bytearray()
+        body, seen = bytearray(), 0
         async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise refusal
+            seen += len(chunk)
+            if seen <= limit:
+                body += chunk
+            elif seen > limit + DISCARD_BYTES:
+                break
+        if seen > limit:
+            raise RequestRefused(413, f"the body is larger than {limit} bytes; shorten the conversation", code="body_too_large")
         return bytes(body)
 
     async def _refused(self, _request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestRefused)
         self._meters.requests.inc(status=str(error.status))
-        headers = {"Connection": "close"} if error.status == 413 else {}
-        return JSONResponse(error_body(error.status, error.sentence, code=error.code), status_code=error.status, headers=headers)
+        return JSONResponse(error_body(error.status, error.sentence, code=error.code), status_code=error.status)
 
     async def _unavailable(self, _request: Request, error: Exception) -> Response:
         self._meters.requests.inc(status="503")

@@ -22,7 +22,7 @@ from deploy.release.states import Observation
 from pipelines.storage import Home
 from tests.support.model import tiny_checkpoint
 
-START_S = 120.0
+START_S = 240.0
 FAST = (
     "serving.dtype='float32'", "serving.poll_s=0.2", "serving.threads=1", "serving.restart_backoff_s=0.1", "serving.context_tokens=512",
 )  # fmt: skip
