@@ -26,9 +26,10 @@ class UpdateConfig(Section):
     lora_rank: int = Field(default=16, ge=1)
     lora_alpha: float = Field(default=32.0, gt=0)
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    lr: float = Field(default=1e-4, ge=0)
-    """Of the adapters. Measured on SmolLM2-135M, 48 rows of 49 trained tokens, 16 a step: at 2e-4 an even two-way decision is at
-    about .7 after 2 steps and .9 after 3, where KL reaches .008 nat a token. 0 is the self-test: nothing must move."""
+    lr: float = Field(default=7e-5, ge=0)
+    """Of the adapters; 0 is the self-test: nothing must move. Measured on SmolLM2-135M, 48 rows of 49 trained tokens, 6 steps of
+    16 rows: 1e-4 moves an even two-way decision from .50 to .94 with KL(serving || candidate) .019 nat a token, at the edge of what
+    the gate allows (.02), so the default is a notch below."""
     weight_decay: float = Field(default=0.0, ge=0)
     grad_clip: float = Field(default=1.0, gt=0)
     passes: int = Field(default=2, ge=1)
