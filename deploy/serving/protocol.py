@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pipelines.errors import TerminalError
 
 
-class RequestRefused(TerminalError):  # noqa: N818 (named like the rest of the error tree)
+class RequestRefused(TerminalError):
     """A request that is answered with an error body instead of a completion."""
 
     def __init__(self, status: int, sentence: str, *, code: str) -> None:
