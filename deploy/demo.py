@@ -108,7 +108,7 @@ def _warm_start(run: Run, setting: tasks.Setting) -> None:
     """Bring a first policy to serve: the packaged model, taught the tool-call syntax."""
     base = run.once("base model", lambda: setting.job("import-base", tasks.python_module("trainer", "import-base")))
     data = run.home.root / "demonstrations.jsonl"
-    number = setting.config.warmstart.examples
+    number = setting.config.warmstart.max_examples
 
     def demonstrations() -> dict[str, Any]:
         words = tasks.python_module("deploy.harness", "demonstrations", "--number", str(number), "--out", str(data))
@@ -129,7 +129,7 @@ def _services(run: Run, setting: tasks.Setting) -> Iterator[str]:
             stack.enter_context(EmbeddedBroker(home, config=setting.config.kafka))
         _warm_start(run, setting)
         with run.timed("start gateway"):
-            argv = setting.argv(tasks.python_module("deploy.serving", "serve"))
+            argv = setting.argv(tasks.python_module("deploy.serving"))
             launch.stop(home, "gateway")  # left by a killed demo
             running = launch.service(
                 home,
@@ -207,7 +207,7 @@ def run_demo(plan: Plan, config: Config, home: Home, *, settings: Path, override
             _sessions(run, setting, plan, url, number)
             cycles.append(_cycle(run, number, cycle))
         _sessions(run, setting, plan, url, plan.cycles + 1)
-        run.once("last distil", lambda: setting.job("signals", setting.commands.signals))
+        run.once("last distil", lambda: tasks.freeze_window(setting))
         planted = run.once("planted hack", lambda: _plant(run, setting)) if plan.hack != "none" else None
         ends = run.once("count events", lambda: setting.job("observe", setting.commands.observe))["ends"]
     with run.timed("report"):
