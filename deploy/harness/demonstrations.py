@@ -23,7 +23,8 @@ from deploy.harness.users import Fault, complain, draw_user
 SYSTEM: Final = "You edit files with tools. Cite the ticket in a comment at the changed line. Answer questions without editing."
 DONE: Final = "Done."
 
-FOLLOW_UP_SHARE: Final = 0.25
+FOLLOW_UP_SHARE: Final = 0.4
+"""Two of five turns of a half-right policy are answers to a complaint, so two of five demonstrations show one."""
 SECOND_REQUEST_SHARE: Final = 0.2
 QUESTION_SHARE: Final = 0.1
 
@@ -40,7 +41,7 @@ def _assistant(content: str) -> Message:
 
 
 def _edit(task: Task, placement: Placement) -> str:
-    return call_text("edit_file", {"path": task.path, "old": task.change.old, "new": task.change.new(placement, task.ticket)})
+    return call_text("edit_file", {"old": task.change.old, "new": task.change.new(placement, task.ticket), "path": task.path})
 
 
 def _solve(task: Task, placement: Placement) -> list[Message]:

@@ -22,7 +22,7 @@ Placement = Literal["above", "trailing"]
 PLACEMENTS: Final[tuple[Placement, ...]] = ("above", "trailing")
 Split = Literal["simulated", "demonstrations", "held_out"]
 
-SHOWN_SHARE: Final = 0.75
+SHOWN_SHARE: Final = 0.85
 """Share of requests that show the file; the others make the policy read it first."""
 
 

@@ -71,12 +71,13 @@ def _tool(name: str, description: str, required: tuple[str, ...], optional: tupl
 
 TOOLS: Final[tuple[dict[str, Any], ...]] = (
     _tool("read_file", "Show a file", ("path",)),
-    _tool("edit_file", "Replace old by new, once", ("path", "old", "new")),
+    _tool("edit_file", "Replace old by new, once", ("old", "new", "path")),
     _tool("grep", "Search a regex", ("pattern",), ("path",)),
     _tool("run_terminal", "Run a shell command", ("command",)),
 )
 """In OpenAI's form. All arguments are strings; the schemas leave that and "type": "object" out, because a small policy pays for every
-token of its prompt (223 tokens of system message instead of 282). `check_call` enforces it."""
+token of its prompt (223 tokens of system message instead of 282). `check_call` enforces it. edit_file ends with the path: as the
+first argument, as in read_file, a small policy closed the call right after it (15 of 51 first calls after 128 demonstrations)."""
 
 
 class CallError(Exception):

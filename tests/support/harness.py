@@ -106,7 +106,7 @@ class ScriptedGateway:
 
 def edit_text(task: Task, placement: Placement) -> str:
     """The right call for a task."""
-    return call_text("edit_file", {"path": task.path, "old": task.change.old, "new": task.change.new(placement, task.ticket)})
+    return call_text("edit_file", {"old": task.change.old, "new": task.change.new(placement, task.ticket), "path": task.path})
 
 
 def knowing_policy(placement: Placement, *, split: Split, seed: int, number: int = 200) -> Policy:

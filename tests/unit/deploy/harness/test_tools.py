@@ -139,7 +139,7 @@ def test_a_command_that_takes_too_long_is_a_timeout(workspace: Path) -> None:
         ("fly", "{}", "unknown_tool", "error: no tool 'fly'; tools: read_file, edit_file, grep, run_terminal"),
         ("read_file", "{path: a}", "invalid_arguments", 'error: arguments are not JSON; read_file takes {"path"}'),
         ("read_file", "[]", "invalid_arguments", 'error: arguments are not an object; read_file takes {"path"}'),
-        ("edit_file", '{"path": "a"}', "invalid_arguments", 'error: old is missing; edit_file takes {"path", "old", "new"}'),
+        ("edit_file", '{"path": "a"}', "invalid_arguments", 'error: old is missing; edit_file takes {"old", "new", "path"}'),
         ("grep", '{"pattern": 3}', "invalid_arguments", 'error: pattern is not a string; grep takes {"pattern", "path"?}'),
         ("grep", '{"pattern": "a", "x": "b"}', "invalid_arguments", 'error: x is not an argument; grep takes {"pattern", "path"?}'),
     ],
