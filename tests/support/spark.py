@@ -13,27 +13,53 @@ from pipelines.storage import Home
 T0 = 1_780_000_000_000
 """Start of all made-up sessions, epoch milliseconds; in the past."""
 MESSAGES = (
-    "Rename total to amount in cart.py", "Thanks! Now add a test for it", "That is not what I wanted, undo that", "still doesn't work",
-    "Füge einen Test hinzu", "Das geht nicht, immer noch ein Fehler", "次にテストを追加して", "не работает", None, "Rename total to amount in cart.py please",
-)  # fmt: skip
+    "Rename total to amount in cart.py",
+    "Thanks! Now add a test for it",
+    "That is not what I wanted, undo that",
+    "still doesn't work",
+    "Füge einen Test hinzu",
+    "Das geht nicht, immer noch ein Fehler",
+    "次にテストを追加して",
+    "не работает",
+    None,
+    "Rename total to amount in cart.py please",
+)
 
 
 def event(kind: str, number: int, at_ms: int, payload: dict[str, Any], **envelope: Any) -> Event:
     """Make one event; `number` becomes its id."""
     base = {
-        "event_id": f"e{number}", "session_id": "s1", "turn_id": "t1", "occurred_at_ms": T0 + at_ms, "recorded_at_ms": T0 + at_ms + 5,
-        "origin": "simulated", "policy_version": 1, "arm": "serving", "user_key": "u1", "consent": "train", "client": {"name": "test"},
-    }  # fmt: skip
+        "event_id": f"e{number}",
+        "session_id": "s1",
+        "turn_id": "t1",
+        "occurred_at_ms": T0 + at_ms,
+        "recorded_at_ms": T0 + at_ms + 5,
+        "origin": "simulated",
+        "policy_version": 1,
+        "arm": "serving",
+        "user_key": "u1",
+        "consent": "train",
+        "client": {"name": "test"},
+    }
     return EVENT.validate_python(base | {"type": kind, "payload": payload} | envelope)
 
 
 def completion_payload(identity: str, **changes: Any) -> dict[str, Any]:
     """Return the payload of a completion that was captured whole."""
     return {
-        "completion_id": identity, "prompt_ids": pack_ids([1, 2, 3]), "response_ids": pack_ids([4, 5]),
-        "behaviour_logprobs": pack_logprobs([-0.5, -0.25]), "temperature": 1.0, "top_p": 1.0, "tokenizer_sha": "tok", "template_sha": "tpl",
-        "finish_reason": "stop", "duration_ms": 800.25, "prompt_tokens": 3, "response_tokens": 2,
-    } | changes  # fmt: skip
+        "completion_id": identity,
+        "prompt_ids": pack_ids([1, 2, 3]),
+        "response_ids": pack_ids([4, 5]),
+        "behaviour_logprobs": pack_logprobs([-0.5, -0.25]),
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "tokenizer_sha": "tok",
+        "template_sha": "tpl",
+        "finish_reason": "stop",
+        "duration_ms": 800.25,
+        "prompt_tokens": 3,
+        "response_tokens": 2,
+    } | changes
 
 
 def made_up_session(rng: random.Random, name: str) -> list[Event]:
@@ -42,9 +68,12 @@ def made_up_session(rng: random.Random, name: str) -> list[Event]:
     at = rng.randrange(0, 3_600_000)
     events: list[Event] = []
     envelope = {
-        "session_id": name, "user_key": f"u{rng.randrange(5)}", "consent": rng.choice(["train", "train", "train", "measure", "none"]),
-        "policy_version": rng.choice([1, 2, 3, None]), "arm": rng.choice(["serving", "candidate"]),
-    }  # fmt: skip
+        "session_id": name,
+        "user_key": f"u{rng.randrange(5)}",
+        "consent": rng.choice(["train", "train", "train", "measure", "none"]),
+        "policy_version": rng.choice([1, 2, 3, None]),
+        "arm": rng.choice(["serving", "candidate"]),
+    }
 
     def add(kind: str, payload: dict[str, Any], *, turn: int | None, step_ms: int = 400) -> None:
         nonlocal at
@@ -56,25 +85,78 @@ def made_up_session(rng: random.Random, name: str) -> list[Event]:
     for turn in range(rng.randrange(1, 5)):
         message = rng.choice(MESSAGES)
         if rng.random() < 0.95:
-            add("turn_started", {
-                "turn_index": turn, "message": message, "message_chars": len(message or "x"), "language": rng.choice(["en", "de", None]),
-                "stack_traces": rng.choice([0, 0, 1]), "reply_delay_ms": rng.choice([None, 2_000, 90_000]),
-            }, turn=turn, step_ms=rng.choice([5_000, 3_000_000]))  # fmt: skip
+            add(
+                "turn_started",
+                {
+                    "turn_index": turn,
+                    "message": message,
+                    "message_chars": len(message or "x"),
+                    "language": rng.choice(["en", "de", None]),
+                    "stack_traces": rng.choice([0, 0, 1]),
+                    "reply_delay_ms": rng.choice([None, 2_000, 90_000]),
+                },
+                turn=turn,
+                step_ms=rng.choice([5_000, 3_000_000]),
+            )
         for step in range(rng.choice([0, 1, 1, 2])):
             identity = f"{name}-c{turn}-{step}"
-            changes = rng.choice([{}, {}, {}, {"duration_ms": None}, {"prompt_ids": None}, {"top_p": 0.9}, {"capture_error": "cut"}, {"finish_reason": "error"}])
+            changes = rng.choice(
+                [
+                    {},
+                    {},
+                    {},
+                    {"duration_ms": None},
+                    {"prompt_ids": None},
+                    {"top_p": 0.9},
+                    {"capture_error": "cut"},
+                    {"finish_reason": "error"},
+                ]
+            )
             add("completion", completion_payload(identity, step=step) | changes, turn=turn)
             for call in range(rng.randrange(0, 3)):
-                add("tool_call", {"tool_call_id": f"{identity}-k{call}", "completion_id": identity, "name": "edit_file", "arguments_valid": rng.random() < 0.8}, turn=turn)
-                add("tool_result", {"tool_call_id": f"{identity}-k{call}", "result_class": rng.choice(["ok", "ok", "ok", "invalid_arguments", "timeout", "provider_error"]) if rng.random() < 0.4 else "ok"}, turn=turn)
+                add(
+                    "tool_call",
+                    {
+                        "tool_call_id": f"{identity}-k{call}",
+                        "completion_id": identity,
+                        "name": "edit_file",
+                        "arguments_valid": rng.random() < 0.8,
+                    },
+                    turn=turn,
+                )
+                add(
+                    "tool_result",
+                    {
+                        "tool_call_id": f"{identity}-k{call}",
+                        "result_class": rng.choice(["ok", "ok", "ok", "invalid_arguments", "timeout", "provider_error"])
+                        if rng.random() < 0.4
+                        else "ok",
+                    },
+                    turn=turn,
+                )
         for edit in range(rng.randrange(0, 3)):
             identity = f"{name}-d{turn}-{edit}"
             if rng.random() < 0.95:
                 add("edit_proposed", {"edit_id": identity, "path_hash": "p", "chars_added": rng.randrange(0, 500)}, turn=turn)
             for _ in range(rng.randrange(0, 3)):
-                add("edit_decided", {"edit_id": identity, "decision": rng.choice(["accepted", "rejected", "partly", "undone"])}, turn=turn, step_ms=rng.choice([900, 2_500_000]))
+                add(
+                    "edit_decided",
+                    {"edit_id": identity, "decision": rng.choice(["accepted", "rejected", "partly", "undone"])},
+                    turn=turn,
+                    step_ms=rng.choice([900, 2_500_000]),
+                )
             for horizon in rng.sample([0, 5, 300, 900, 86_400], rng.randrange(0, 4)):
-                add("edit_survival", {"edit_id": identity, "horizon_s": horizon, "survival_four_gram": 0.5, "survival_no_revert": rng.random(), "branch_changed": rng.random() < 0.2}, turn=turn)
+                add(
+                    "edit_survival",
+                    {
+                        "edit_id": identity,
+                        "horizon_s": horizon,
+                        "survival_four_gram": 0.5,
+                        "survival_no_revert": rng.random(),
+                        "branch_changed": rng.random() < 0.2,
+                    },
+                    turn=turn,
+                )
         if rng.random() < 0.1:
             add("interrupted", {"by": rng.choice(["user", "system", "policy"])}, turn=turn)
         if rng.random() < 0.1:
