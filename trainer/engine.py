@@ -65,6 +65,9 @@ def connect(*, timeout_s: float) -> tuple[int, int]:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     accelerator: Any = deepspeed.get_accelerator()
     backend = "nccl" if accelerator.device_name() == "cuda" else "gloo"
+    if backend == "gloo":
+        # Else DeepSpeed compiles a shared-memory op on first use, for inference only: half a minute, and g++ and ninja must be there.
+        deepspeed.ops.__compatible_ops__ = {}  # pyright: ignore[reportAttributeAccessIssue]
     deepspeed.init_distributed(dist_backend=backend, timeout=timedelta(seconds=timeout_s), verbose=False)
     return dist.get_rank(), dist.get_world_size()
 
