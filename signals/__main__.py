@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from pipelines.storage import write_atomic
 from pipelines.terminal import Common, run
 from signals.config import SignalsConfig
 
@@ -24,7 +23,6 @@ Flag = Annotated[bool, Parameter(negative="")]
 def run_(
     *,
     once: Flag = False,
-    result: Path | None = None,
     resume_from_ledger: Flag = False,
     accept_gap: Flag = False,
     everything: Flag = False,
@@ -35,7 +33,6 @@ def run_(
 
     Args:
         once: Read what is there now and end; without it, go on until stopped.
-        result: File that gets the result as JSON.
         resume_from_ledger: Start a new stream state where the lake ends (after the old state or the lake was lost or restored).
         accept_gap: Go on although Kafka deleted events before they were read; the loss is written to the table `gaps`.
         everything: Recompute all sessions, as after a change of reward settings.
@@ -50,8 +47,6 @@ def run_(
         tombstoned=job.read_tombstoned(tombstoned),
     )  # fmt: skip
     done = job.run(config, common.place(), flags)
-    if result is not None:
-        write_atomic(result, json.dumps(done, default=str).encode())
     share = done["append"]["quarantined"] / max(done["append"]["rows"] + done["append"]["quarantined"], 1)
     if share > config.signals.quarantine_alert_share:
         print(f"tidegate: {share:.1%} of the records are no valid events; look at: tidegate signals quarantine show", file=sys.stderr)

@@ -1,6 +1,5 @@
 """`python -m trainer VERB`: import the base model, warm start, update, score, sabotage, check this stage."""
 
-import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,19 +7,10 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from pipelines.storage import write_atomic
 from pipelines.terminal import Common, progress, run
 from trainer.config import TrainerConfig
 
 app = App(name="trainer", help="One update: samples and the serving checkpoint become a candidate checkpoint.")
-
-Result = Annotated[Path | None, Parameter(help="Also write the result as JSON to this file.")]
-
-
-def _finish(common: Common, result: dict[str, Any], file: Path | None, text: str) -> None:
-    if file is not None:
-        write_atomic(file, json.dumps(result, default=str).encode())
-    common.show(result, lambda: text)
 
 
 def _table(result: dict[str, Any]) -> str:
@@ -29,14 +19,14 @@ def _table(result: dict[str, Any]) -> str:
 
 
 @app.command(name="import-base")
-def import_base(*, result: Result = None, common: Common = Common()) -> None:
+def import_base(*, common: Common = Common()) -> None:
     """Convert the packaged SmolLM2-135M-Instruct into a checkpoint in the store (once)."""
     from trainer import publish
 
     with progress("import base model", total=1) as advance:
         identity, path = publish.import_base(common.place().store, now=datetime.now(UTC))
         advance(1)
-    _finish(common, {"checkpoint": identity, "path": str(path)}, result, f"base checkpoint {identity}\n{path}")
+    common.show({"checkpoint": identity, "path": str(path)}, lambda: f"base checkpoint {identity}\n{path}")
 
 
 @app.command
@@ -45,7 +35,6 @@ def warmstart(
     parent: str,
     data: Path,
     stop_early: Annotated[int | None, Parameter(help="Stop after this many examples; default: warmstart.max_examples.")] = None,
-    result: Result = None,
     common: Common = Common(),
 ) -> None:
     """Fine-tune a checkpoint on demonstrations (JSON lines of messages and tools); the same inputs give the same checkpoint at once."""
@@ -54,7 +43,7 @@ def warmstart(
     made = job.warmstart(
         common.tree(TrainerConfig), common.place(), parent=parent, data=data, max_examples=stop_early, now=datetime.now(UTC)
     )
-    _finish(common, made, result, _table(made))
+    common.show(made, lambda: _table(made))
 
 
 @app.command
@@ -63,7 +52,6 @@ def update(
     parent: str,
     policy_version: int,
     lake_version: Annotated[int | None, Parameter(help="Delta version of `samples`; default: the newest.")] = None,
-    result: Result = None,
     common: Common = Common(),
 ) -> None:
     """Make one candidate from the lake and the serving checkpoint; after a kill the same command goes on."""
@@ -73,7 +61,7 @@ def update(
         common.tree(TrainerConfig), common.place(), parent=parent, policy_version=policy_version, lake_version=lake_version,
         now=datetime.now(UTC),
     )  # fmt: skip
-    _finish(common, made, result, _table(made))
+    common.show(made, lambda: _table(made))
 
 
 @app.command
@@ -85,7 +73,6 @@ def score(
     lake_version: int | None = None,
     limit: int = 256,
     dtype: Literal["fp32", "bf16"] = "bf16",
-    result: Result = None,
     common: Common = Common(),
 ) -> None:
     """Score logged rows with a candidate and the serving checkpoint: self-check, KL, ratio tails, entropies, finiteness."""
@@ -95,7 +82,7 @@ def score(
         common.tree(TrainerConfig), common.place(), checkpoint=checkpoint, reference=reference, policy_version=policy_version,
         lake_version=lake_version, limit=limit, dtype=dtype, now=datetime.now(UTC),
     )  # fmt: skip
-    _finish(common, made, result, _table(made))
+    common.show(made, lambda: _table(made))
 
 
 @app.command
@@ -104,25 +91,24 @@ def sabotage(
     parent: str,
     kind: Literal["nan", "invalid-tools"],
     data: Annotated[Path | None, Parameter(help="Demonstrations of broken tool calls, for invalid-tools.")] = None,
-    result: Result = None,
     common: Common = Common(),
 ) -> None:
     """Make a checkpoint that the gate must refuse."""
     from trainer import sabotage as job
 
     made = job.sabotage(common.tree(TrainerConfig), common.place(), parent=parent, kind=kind, data=data, now=datetime.now(UTC))
-    _finish(common, made, result, _table(made))
+    common.show(made, lambda: _table(made))
 
 
 @app.command
-def doctor(*, result: Result = None, common: Common = Common()) -> int:
+def doctor(*, common: Common = Common()) -> int:
     """Check this stage: versions, base model, gradient parity of the training engine with plain torch."""
     from trainer import doctor as checks
 
     found = [check() for check in checks.CHECKS]
     made = {"checks": [entry.as_dict() for entry in found]}
     lines = [f"{'ok  ' if entry.ok else 'FAIL'} {entry.name}: {entry.detail}" for entry in found]
-    _finish(common, made, result, "\n".join(lines))
+    common.show(made, lambda: "\n".join(lines))
     return 0 if all(entry.ok for entry in found) else 1
 
 

@@ -53,6 +53,10 @@ def read_state(folder: Path) -> dict[str, Any]:
         return {"ema": {}, "consumed": []}
 
 
+class NothingToLearn(ContractViolation):
+    """The window holds too few rows that may be trained on."""
+
+
 def scored_turns(records: Sequence[Mapping[str, Any]], *, origins: Set[str]) -> list[ScoredTurn]:
     """Return each scored, consented turn once, also those whose tokens cannot be trained on: returns need their rewards."""
     found: dict[tuple[str, str], ScoredTurn] = {}
@@ -82,11 +86,11 @@ def prepare(
         now: Aware UTC.
 
     Raises:
-        ContractViolation: Fewer rows than `trainer.min_rows` are left; the message counts why.
+        NothingToLearn: Fewer rows than `trainer.min_rows` are left; the message counts why.
     """
     selection = select(records, limits, now=now)
     if len(selection.rows) < config.min_rows:
-        raise ContractViolation(_too_few(selection, config))
+        raise NothingToLearn(_too_few(selection, config))
     trained = {(row.session_id, row.turn_id) for row in selection.rows}
     turns = scored_turns(records, origins=limits.origins)
     estimates = advantages.estimate(turns, ema=state["ema"], gamma=config.gamma, kappa=config.baseline_kappa, clip=config.advantage_clip)
@@ -189,12 +193,12 @@ def update(
         now: Aware UTC.
 
     Returns:
-        checkpoint, path, parent, and every count and figure of the manifest.
+        checkpoint, path, parent, and every count and figure of the manifest; with too few rows checkpoint is None and `reason` says why.
 
     Raises:
         Busy: Another update runs in this deployment.
         CheckpointInvalid: The parent is not intact, or the export failed its check.
-        ContractViolation: Too few rows, or rows that this parent cannot have sampled.
+        ContractViolation: Rows that this parent cannot have sampled.
     """
     settings = config.trainer
     with exclusive(home.run / "trainer.lock", what="a training job"):
@@ -205,7 +209,10 @@ def update(
         records = list(samples.records())
         state = read_state(folder)
         limits = limits_for(folder, manifest, settings, policy_version=policy_version, consumed=state["consumed"])
-        prepared = prepare(records, limits, settings, state=state, now=now)
+        try:
+            prepared = prepare(records, limits, settings, state=state, now=now)
+        except NothingToLearn as nothing:
+            return {"checkpoint": None, "parent": identity, "reason": str(nothing)}
         job = Job(
             kind="update",
             parent=identity,
