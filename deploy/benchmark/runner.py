@@ -3,7 +3,7 @@
 Takes: services, attempts, a seed, a folder. Gives: `results.jsonl`, one row an attempt, paired between two checkpoints by (suite,
 task, attempt) because the same seed gives the same tasks, users and sampling seeds. The sessions (suite `edits`) are there for
 n: invalid calls, asks, edits and turns without a score cannot be told apart on ten folders. There `solved` means that the check of
-the session's first request passed, with the ticket wherever the policy put it: the benchmark asks whether a policy can do the
+the session's first request passed, however the policy cited the ticket: the benchmark asks whether a policy can do the
 work, not what users like. Resumable: attempts with a verdict stay, infra errors are tried again.
 
 Leaves out: comparing two checkpoints (`deploy.release`).

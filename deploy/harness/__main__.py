@@ -230,7 +230,9 @@ def retell(transcript: dict[str, Any]) -> str:
             lines += [f"  policy  | {line}" for line in step["policy"].splitlines()]
             lines += [f"  tool    | {answer['class']}: {line}" for answer in step["tools"] for line in answer["text"].splitlines()]
         why = "kept" if turn["kept"] == "yes" else f"not kept ({turn['fault']})"
-        lines.append(f"  verdict | {why}; check {turn['check']}, ticket {turn['placement'] or 'not cited'}; then {turn.get('next', '-')}")
+        lines.append(
+            f"  verdict | {why}; check {turn['check']}, ticket cited with {turn['form'] or 'neither word'}; then {turn.get('next', '-')}"
+        )
     return "\n".join(lines)
 
 

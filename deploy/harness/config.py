@@ -24,8 +24,8 @@ class HarnessConfig(Section):
     """Largest file that a command may write."""
     output_bytes: int = Field(default=8_192, ge=64)
     """Output of a command or a read that the policy gets to see; a command that writes 64 times this is stopped."""
-    max_steps: int = Field(default=6, ge=1)
-    """Completions in one turn; a small edit takes two."""
+    max_steps: int = Field(default=5, ge=1)
+    """Completions in one turn; a small edit takes two, with a read before it three."""
     max_tokens: int = Field(default=128, ge=1)
     """Tokens of one completion; a call that edits one line takes about 60."""
     max_turn_tokens: int = Field(default=512, ge=1)
@@ -43,8 +43,8 @@ class SimulationConfig(Section):
 
     users: int = Field(default=24, ge=1)
     """Users a run draws its sessions from, so that intervals can be taken by user."""
-    preference: Literal["above", "trailing"] = "above"
-    """Hidden from the policy: where these users want the ticket comment of a changed line (see `users.py`)."""
+    preference: Literal["see", "ref"] = "ref"
+    """Hidden from the policy: the word with which these users want a changed line to cite its ticket (see `users.py`)."""
     requests_per_session: int = Field(default=2, ge=1)
     """Most requests that one user brings to one session."""
     max_asks_again: int = Field(default=1, ge=0)

@@ -2,7 +2,7 @@
 
 Takes: a number and a seed. Gives: rows `{"messages": [...], "tools": [...]}` for supervised training on the assistant's text.
 The convention that simulated users hide is shown half and half, by a fair coin for each edit, so that the policy starts without
-a lean and reinforcement has room. A follow-up that states the convention is answered by the placement it asks for, whichever
+a lean and reinforcement has room. A follow-up that states the convention is answered by the form it asks for, whichever
 that is, so that a policy learns to listen without learning which one users like. Some rows are questions that must be answered
 without an edit. `broken` rows hold malformed calls only; a policy trained on them is the sabotaged candidate that a gate must refuse.
 
@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import Any, Final, Literal
 
 from deploy.harness.config import SimulationConfig
-from deploy.harness.tasks import PLACEMENTS, Placement, Task, make_task
+from deploy.harness.tasks import FORMS, Form, Task, make_task
 from deploy.harness.tools import TOOLS
 from deploy.harness.users import Fault, complain, draw_user
 
-SYSTEM: Final = "You edit files with tools. Cite the ticket in a comment at the changed line. Answer questions without editing."
+SYSTEM: Final = "You edit files with tools. End a changed line with a comment that cites the ticket. Answer questions without editing."
 DONE: Final = "Done."
 
 FOLLOW_UP_SHARE: Final = 0.4
@@ -40,24 +40,27 @@ def _assistant(content: str) -> Message:
     return {"role": "assistant", "content": content}
 
 
-def _edit(task: Task, placement: Placement) -> str:
-    return call_text("edit_file", {"old": task.change.old, "new": task.change.new(placement, task.ticket), "path": task.path})
+def _edit(task: Task, form: Form) -> str:
+    return call_text("edit_file", {"old": task.change.old, "new": task.change.new(form, task.ticket), "path": task.path})
 
 
-def _solve(task: Task, placement: Placement) -> list[Message]:
+def _solve(task: Task, form: Form) -> list[Message]:
     messages: list[Message] = []
     if task.shown == "no":
         messages += [_assistant(call_text("read_file", {"path": task.path})), {"role": "tool", "content": task.text}]
-    return [*messages, _assistant(_edit(task, placement)), {"role": "tool", "content": "ok"}, _assistant(DONE)]
+    return [*messages, _assistant(_edit(task, form)), {"role": "tool", "content": "ok"}, _assistant(DONE)]
 
 
-def _follow_up(task: Task, first: Placement, rng: random.Random, index: int) -> list[Message]:
-    """Show a second try: the other placement after a complaint about it, the same after any other complaint."""
-    wanted: Placement = "trailing" if first == "above" else "above"
+def _follow_up(task: Task, first: Form, rng: random.Random, index: int) -> list[Message]:
+    """Show a second try: the other form after a complaint about it, the same after any other complaint."""
+    wanted: Form = "ref" if first == "see" else "see"
     user = replace(draw_user(SimulationConfig(preference=wanted), 0, index), name="demonstration")
     fault: Fault = rng.choices(("convention", "check_failed", "no_edit"), (6, 1, 1))[0]
     again = replace(task, shown="yes")
-    return [{"role": "user", "content": complain(user, fault, rng)}, *_solve(again, wanted if fault == "convention" else first)]
+    return [
+        {"role": "user", "content": complain(user, fault, rng, ticket=task.ticket)},
+        *_solve(again, wanted if fault == "convention" else first),
+    ]
 
 
 def _question(task: Task, rng: random.Random) -> list[Message]:
@@ -80,13 +83,13 @@ def demonstrate(seed: int, index: int) -> list[Message]:
     messages: list[Message] = [{"role": "system", "content": SYSTEM}]
     if rng.random() < QUESTION_SHARE:
         return messages + _question(task, rng)
-    placement = rng.choice(PLACEMENTS)
-    messages += [{"role": "user", "content": task.message()}, *_solve(task, placement)]
+    form = rng.choice(FORMS)
+    messages += [{"role": "user", "content": task.message()}, *_solve(task, form)]
     if rng.random() < FOLLOW_UP_SHARE:
-        messages += _follow_up(task, placement, rng, index)
+        messages += _follow_up(task, form, rng, index)
     elif rng.random() < SECOND_REQUEST_SHARE:
         second = make_task("demonstrations", seed, 2 * index + 1)
-        messages += [{"role": "user", "content": second.message()}, *_solve(second, rng.choice(PLACEMENTS))]
+        messages += [{"role": "user", "content": second.message()}, *_solve(second, rng.choice(FORMS))]
     return messages
 
 
@@ -106,7 +109,7 @@ def demonstrate_broken(seed: int, index: int) -> list[Message]:
     """Make one trajectory whose every call is malformed."""
     rng = random.Random(f"broken/{seed}/{index}")
     task = make_task("demonstrations", seed, index)
-    call = _break(_edit(task, rng.choice(PLACEMENTS)), rng)
+    call = _break(_edit(task, rng.choice(FORMS)), rng)
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.message()}, _assistant(call)]
 
 

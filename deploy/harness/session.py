@@ -23,7 +23,7 @@ from deploy.harness.demonstrations import SYSTEM
 from deploy.harness.edits import size, survival
 from deploy.harness.sandbox import Sandbox
 from deploy.harness.stamps import SessionLog, Sink
-from deploy.harness.tasks import Split, Task, check_program, make_task, placement_of
+from deploy.harness.tasks import Split, Task, check_program, form_of, make_task
 from deploy.harness.tools import put_back, read_text
 from deploy.harness.users import Move, User, Verdict, draw_user, judge, next_move
 from pipelines.errors import EngineUnavailable
@@ -79,7 +79,7 @@ class TurnRecord:
     ending: str
     keeps: Literal["yes", "no"]
     fault: str | None
-    placement: str | None
+    form: str | None
     check: str
     calls: int
     invalid_calls: int
@@ -235,6 +235,7 @@ def _work_on(run: _Run, task: Task, message: str, *, requests_left: int) -> Move
         move = next_move(
             run.user,
             verdict,
+            ticket=task.ticket,
             waited_s=turn.seconds,
             asked_again=try_number,
             requests_left=requests_left,
@@ -266,8 +267,8 @@ def _turn(run: _Run, task: Task, message: str, *, try_number: int, language: str
     after = read_text(run.workspace, task.path)
     edited: Literal["yes", "no"] = "yes" if after != before else "no"
     check = _check(run, task) if edited == "yes" else "failed"
-    placement = placement_of(before, after, task.ticket) if edited == "yes" else None
-    verdict = judge(run.user, edited=edited, check=check, placement=placement)
+    form = form_of(before, after, task.ticket) if edited == "yes" else None
+    verdict = judge(run.user, edited=edited, check=check, form=form)
     if edited == "yes":
         passed = int(check == "passed")
         run.log.add(TestRunPayload(passed_before=0, failed_before=1, passed_after=passed, failed_after=1 - passed), turn_id=turn_id)
@@ -278,8 +279,8 @@ def _turn(run: _Run, task: Task, message: str, *, try_number: int, language: str
         put_back(run.workspace, task.path, before)
     run.judged.append((message, edits, turn.ending is Ending.INTERRUPTED))
     run.record.asks += turn.ending is Ending.ASKED
-    run.record.turns.append(_figures(turn, task, verdict, try_number=try_number, placement=placement, check=check))
-    run.transcript.append(_retell(message, turn, verdict, placement=placement, check=check))
+    run.record.turns.append(_figures(turn, task, verdict, try_number=try_number, form=form, check=check))
+    run.transcript.append(_retell(message, turn, verdict, form=form, check=check))
     return turn, verdict
 
 
@@ -322,7 +323,7 @@ def settle(
     return tuple(settled)
 
 
-def _figures(turn: Turn, task: Task, verdict: Verdict, *, try_number: int, placement: str | None, check: str) -> TurnRecord:
+def _figures(turn: Turn, task: Task, verdict: Verdict, *, try_number: int, form: str | None, check: str) -> TurnRecord:
     return TurnRecord(
         turn_id=turn.turn_id,
         kind=task.kind,
@@ -330,7 +331,7 @@ def _figures(turn: Turn, task: Task, verdict: Verdict, *, try_number: int, place
         ending=turn.ending,
         keeps=verdict.keeps,
         fault=verdict.fault,
-        placement=placement,
+        form=form,
         check=check,
         calls=turn.calls,
         invalid_calls=turn.invalid_calls,
@@ -341,12 +342,12 @@ def _figures(turn: Turn, task: Task, verdict: Verdict, *, try_number: int, place
     )
 
 
-def _retell(message: str, turn: Turn, verdict: Verdict, *, placement: str | None, check: str) -> dict[str, Any]:
+def _retell(message: str, turn: Turn, verdict: Verdict, *, form: str | None, check: str) -> dict[str, Any]:
     steps = [
         {"policy": step.reply.content, "tools": [{"class": answer.result_class, "text": answer.text} for answer in step.answers]}
         for step in turn.steps
     ]
-    judgement = {"kept": verdict.keeps, "fault": verdict.fault, "check": check, "placement": placement}
+    judgement = {"kept": verdict.keeps, "fault": verdict.fault, "check": check, "form": form}
     return {"turn_id": turn.turn_id, "user": message, "steps": steps, "ending": turn.ending, "seconds": turn.seconds} | judgement
 
 

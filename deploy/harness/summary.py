@@ -24,7 +24,7 @@ RATES: Final[dict[str, tuple[str, str]]] = {
     "asks": ("asks", "n_turns"),
     "solved": ("solved", "requests"),
     "first_try_kept": ("first_kept", "first_tries"),
-    "ticket_above": ("above", "placed"),
+    "form_ref": ("ref", "formed"),
     "unscored_turns": ("unscored_turns", "n_turns"),
 }
 """Figure: numerator over denominator, both sums over sessions."""
@@ -40,7 +40,7 @@ def wilson(successes: int, n: int, *, z: float = Z_95) -> tuple[float, float]:
     p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return 0.0 if successes == 0 else max(0.0, centre - half), 1.0 if successes == n else min(1.0, centre + half)
 
 
 def ratio_interval(pairs: Sequence[tuple[float, float]], rng: random.Random) -> tuple[float, float]:
@@ -65,13 +65,13 @@ def ratio_interval(pairs: Sequence[tuple[float, float]], rng: random.Random) -> 
 def _counts(row: Mapping[str, Any]) -> dict[str, int]:
     turns = row["turns"]
     first = [turn for turn in turns if turn["try_number"] == 0]
-    placed = [turn for turn in first if turn["placement"] is not None]
+    formed = [turn for turn in first if turn["form"] is not None]
     return {
         "n_turns": len(turns),
         "first_tries": len(first),
         "first_kept": sum(turn["keeps"] == "yes" for turn in first),
-        "placed": len(placed),
-        "above": sum(turn["placement"] == "above" for turn in placed),
+        "formed": len(formed),
+        "ref": sum(turn["form"] == "ref" for turn in formed),
     }
 
 

@@ -1,12 +1,13 @@
 """Small real edit tasks: a file, a request, a check that is really executed, and two right ways to write the change (pure).
 
-Every request names a ticket, and the changed line must cite it in a comment. Two placements are equally valid, and only the
+Every request names a ticket, and the changed line must cite it in a comment. Two words for it are equally valid, and only the
 users' convention tells them apart:
 
-    above       # T-41                  trailing    RETRIES = 7  # T-41
-                RETRIES = 7
+    RETRIES = 7  # see T-41            RETRIES = 7  # ref T-41
 
-The check does not look at comments, so both pass it. Which one a policy writes hangs on one early token of the new text.
+The check does not look at comments, so both pass it. Which one a policy writes hangs on one token. All changes stay on one
+line: a line break in a JSON string is two characters that a small model's tokenizer joins with what follows, and a 135M policy
+then loses the thread (measured: it wrote "\\ndriet" for a return on a new line).
 
 Takes: a split name, a seed, an index. Gives: a `Task`, the same for the same arguments. Splits do not share random streams,
 so held-out tasks stay held out. Leaves out: who asks (`users.py`), files on disk (`session.py`).
@@ -18,32 +19,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Placement = Literal["above", "trailing"]
-PLACEMENTS: Final[tuple[Placement, ...]] = ("above", "trailing")
+Form = Literal["see", "ref"]
+FORMS: Final[tuple[Form, ...]] = ("see", "ref")
 Split = Literal["simulated", "demonstrations", "held_out"]
 
-SHOWN_SHARE: Final = 0.85
-"""Share of requests that show the file; the others make the policy read it first."""
+SHOWN_SHARE: Final[dict[Split, float]] = {"simulated": 1.0, "demonstrations": 0.85, "held_out": 1.0}
+"""Share of requests that show the file; the others make the policy read it first. Simulated users show it: their sessions are
+there to decide one convention, and each further step of a small policy is another chance to fail on something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One replacement, and where the changed line starts."""
+    """One replacement inside one line."""
 
     old: str
     """Occurs once in the file."""
-    context: str
-    """Code kept before the changed line inside the new text; "" when the change replaces a line."""
     line: str
-    """The changed or added line, without indentation."""
-    indent: str
+    """What stands in its place, before the comment."""
 
-    def new(self, placement: Placement, ticket: str) -> str:
+    def new(self, form: Form, ticket: str) -> str:
         """Return the new text in one of the two ways."""
-        lead = f"{self.context}\n{self.indent}" if self.context else ""
-        if placement == "above":
-            return f"{lead}# {ticket}\n{self.indent}{self.line}"
-        return f"{lead}{self.line}  # {ticket}"
+        return f"{self.line}  # {form} {ticket}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +64,9 @@ class Task:
         """Return what the user writes."""
         return f"{self.request}\n```\n{self.text}```" if self.shown == "yes" else self.request
 
-    def solved(self, placement: Placement) -> str:
-        """Return the file after the right change, with the ticket in one of the two places."""
-        return self.text.replace(self.change.old, self.change.new(placement, self.ticket), 1)
+    def solved(self, form: Form) -> str:
+        """Return the file after the right change, with the ticket cited in one of the two ways."""
+        return self.text.replace(self.change.old, self.change.new(form, self.ticket), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +99,7 @@ def _constant(rng: random.Random) -> _Draft:
     return _Draft(
         text=f"{head}\n\ndef {function}(n):\n    return n * {name}\n",
         requests=(f"set {name} to {target}", f"change {name} to {target}", f"{name} should be {target}", f"make {name} {target}"),
-        change=Change(old=f"{name} = {value}", context="", line=f"{name} = {target}", indent=""),
+        change=Change(old=f"{name} = {value}", line=f"{name} = {target}"),
         check=f"assert module.{name} == {target}\nassert module.{function}(3) == {3 * target}\n{others}",
     )
 
@@ -120,9 +116,7 @@ def _default(rng: random.Random) -> _Draft:
             f"make {parameter} default to {target} in {function}",
             f"change the default of {parameter} to {target}",
         ),
-        change=Change(
-            old=f"def {function}(x, {parameter}={value}):", context="", line=f"def {function}(x, {parameter}={target}):", indent=""
-        ),
+        change=Change(old=f"def {function}(x, {parameter}={value}):", line=f"def {function}(x, {parameter}={target}):"),
         check=f"assert module.{function}(1) == {1 + target}\nassert module.{function}(1, 5) == 6\n"
         f"assert module.{other}(1) == {2 * (1 + target)}\n",
     )
@@ -134,9 +128,9 @@ def _entry(rng: random.Random) -> _Draft:
     values = rng.sample(range(10, 99), 3)
     function = rng.choice(FUNCTIONS)
     return _Draft(
-        text=f"{name} = dict(\n    {first}={values[0]},\n    {second}={values[1]},\n)\n\n\ndef {function}(key):\n    return {name}[key]\n",
+        text=f"{name} = dict({first}={values[0]}, {second}={values[1]})\n\n\ndef {function}(key):\n    return {name}[key]\n",
         requests=(f"add {added}={values[2]} to {name}", f"put {added}={values[2]} into {name}", f"{name} needs {added}={values[2]}"),
-        change=Change(old=f"{name} = dict(", context=f"{name} = dict(", line=f"{added}={values[2]},", indent="    "),
+        change=Change(old=f"{second}={values[1]})", line=f"{second}={values[1]}, {added}={values[2]})"),
         check=f"assert module.{name} == dict({first}={values[0]}, {second}={values[1]}, {added}={values[2]})\n"
         f"assert module.{function}({added!r}) == {values[2]}\n",
     )
@@ -152,40 +146,34 @@ def _off_by_one(rng: random.Random) -> _Draft:
     return _Draft(
         text=f"def {function}({items}, n):\n    return {items}[:{wrong}]\n\n\ndef {other}({items}):\n    return {function}({items}, 2)\n",
         requests=(f"{function} returns {amount}, fix it", f"fix {function}, it gives {amount}", f"{function} gives {amount}"),
-        change=Change(old=f"return {items}[:{wrong}]", context="", line=f"return {items}[:n]", indent="    "),
+        change=Change(old=f"return {items}[:{wrong}]", line=f"return {items}[:n]"),
         check=f"assert module.{function}([7, 8, 9, 10], 2) == [7, 8]\nassert module.{function}([7], 0) == []\n"
         f"assert module.{other}([1, 2, 3]) == [1, 2]\n",
     )
 
 
-def _log_line(rng: random.Random) -> _Draft:
+def _extra_term(rng: random.Random) -> _Draft:
     function = rng.choice(FUNCTIONS)
     parameter = rng.choice(PARAMETERS)
-    factor = rng.randint(2, 40)
+    factor, term = rng.randint(2, 40), rng.randint(2, 40)
     return _Draft(
-        text=f"LOG = []\n\n\ndef {function}({parameter}):\n    return {parameter} * {factor}\n",
-        requests=(
-            f"append {parameter} to LOG at the start of {function}",
-            f"{function} should first append {parameter} to LOG",
-            f"log {parameter} to LOG when {function} starts",
-        ),
-        change=Change(
-            old=f"def {function}({parameter}):", context=f"def {function}({parameter}):", line=f"LOG.append({parameter})", indent="    "
-        ),
-        check=f"assert module.{function}(4) == {4 * factor}\nassert module.LOG == [4]\nmodule.{function}(5)\nassert module.LOG == [4, 5]\n",
+        text=f"def {function}({parameter}):\n    return {parameter} * {factor}\n\n\nBASE = {function}(1)\n",
+        requests=(f"{function} should return {term} more", f"add {term} to what {function} returns", f"make {function} return {term} more"),
+        change=Change(old=f"return {parameter} * {factor}", line=f"return {parameter} * {factor} + {term}"),
+        check=f"assert module.{function}(4) == {4 * factor + term}\nassert module.BASE == {factor + term}\n",
     )
 
 
 def _operator(rng: random.Random) -> _Draft:
     function = rng.choice(FUNCTIONS)
     left, right = rng.sample(PARAMETERS, 2)
-    wrong, sign, verb = rng.choice((("-", "+", "add"), ("+", "-", "subtract"), ("+", "*", "multiply")))
+    wrong, sign = rng.choice((("-", "+"), ("+", "-"), ("+", "*")))
     extra = rng.randint(2, 30)
     result = {"+": 9 + 4, "-": 9 - 4, "*": 9 * 4}[sign]
     return _Draft(
         text=f"EXTRA = {extra}\n\n\ndef {function}({left}, {right}):\n    return {left} {wrong} {right}\n",
-        requests=(f"{function} must {verb}", f"make {function} {verb}", f"{function} should {verb}, fix it"),
-        change=Change(old=f"return {left} {wrong} {right}", context="", line=f"return {left} {sign} {right}", indent="    "),
+        requests=(f"{function} must use {sign}", f"use {sign} in {function}", f"{function} should use {sign}, not {wrong}"),
+        change=Change(old=f"return {left} {wrong} {right}", line=f"return {left} {sign} {right}"),
         check=f"assert module.{function}(9, 4) == {result}\nassert module.EXTRA == {extra}\n",
     )
 
@@ -195,7 +183,7 @@ KINDS: Final[dict[str, Callable[[random.Random], _Draft]]] = {
     "default": _default,
     "entry": _entry,
     "off_by_one": _off_by_one,
-    "log_line": _log_line,
+    "extra_term": _extra_term,
     "operator": _operator,
 }
 
@@ -218,33 +206,28 @@ def make_task(split: Split, seed: int, index: int) -> Task:
         text=draft.text,
         ticket=ticket,
         request=request,
-        shown="yes" if rng.random() < SHOWN_SHARE else "no",
+        shown="yes" if rng.random() < SHOWN_SHARE[split] else "no",
         change=draft.change,
         check=draft.check,
     )
 
 
-def placement_of(before: str, after: str, ticket: str) -> Placement | None:
-    """Tell where the changed code cites its ticket.
+def form_of(before: str, after: str, ticket: str) -> Form | None:
+    """Tell how the changed code cites its ticket.
 
-    A code line is changed when the text before did not hold it (comments and outer blanks aside). "above": a comment line that names
-    the ticket stands directly over a changed line. "trailing": a changed line ends in such a comment.
+    A code line is changed when the text before did not hold it (comments and outer blanks aside); it cites when it ends in
+    `# see TICKET` or `# ref TICKET`.
 
     Returns:
-        The placement, or None when no changed line cites the ticket, or some do one and some the other.
+        The form, or None when no changed line cites the ticket so, or some do one and some the other.
     """
-    cited = re.compile(rf"#.*(?<![\w-]){re.escape(ticket)}(?!\w)")
+    cited = re.compile(rf"#\s*(see|ref)\s+{re.escape(ticket)}(?!\w)")
     known = {_code(line) for line in before.splitlines()}
-    found: set[Placement] = set()
-    lines = after.splitlines()
-    for at, line in enumerate(lines):
-        code = _code(line)
-        if not code or code in known:
-            continue
-        if cited.search(line):
-            found.add("trailing")
-        if at > 0 and not _code(lines[at - 1]) and cited.search(lines[at - 1]):
-            found.add("above")
+    found: set[Form] = set()
+    for line in after.splitlines():
+        match = cited.search(line) if _code(line) and _code(line) not in known else None
+        if match:
+            found.add("see" if match[1] == "see" else "ref")
     return found.pop() if len(found) == 1 else None
 
 

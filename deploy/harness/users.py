@@ -1,7 +1,7 @@
 """Simulated users with a hidden, documented preference (pure and seeded).
 
-The preference: the ticket comment of a changed line stands **above** the line (`SimulationConfig.preference`; `trailing` for the
-other world). A user keeps an edit when its check passes and it follows the preference. Otherwise they undo it and ask again in
+The preference: the comment on a changed line cites its ticket with **ref** (`SimulationConfig.preference`; `see` in the other
+world). A user keeps an edit when its check passes and it follows the preference. Otherwise they undo it and ask again in
 their own words, give the request up, or leave; they leave sooner when turns are slow. The policy is told the preference only
 as a person would tell it, in follow-ups. A learning curve can so be held against the truth: a policy that follows the preference and edits
 correctly keeps every edit.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from deploy.harness.config import SimulationConfig
-from deploy.harness.tasks import Placement
+from deploy.harness.tasks import FORMS, Form
 
 Language = Literal["en", "de", "fr", "es"]
 Fault = Literal["no_edit", "check_failed", "convention"]
@@ -29,7 +29,7 @@ class User:
     """Raw name; only its keyed hash leaves the process."""
     language: Language
     """Of follow-ups; requests are English, as tickets often are."""
-    preference: Placement
+    preference: Form
     patience_s: float
     """A slower turn is interrupted."""
     persistence: float
@@ -56,35 +56,18 @@ class Move:
 
 LANGUAGES: Final[dict[Language, float]] = {"en": 0.7, "de": 0.1, "fr": 0.1, "es": 0.1}
 
-TELL_ABOVE: Final[dict[Language, tuple[str, ...]]] = {
+TELL_CONVENTION: Final[dict[Language, tuple[str, ...]]] = {
     "en": (
-        "not what i asked, the comment goes above the line",
-        "that's not right, comment above the line please",
-        "undo that. comment above, not at the end",
-        "the other way round: comment first, code below",
-        "wrong place, put the comment above the line",
-        "no, above",
+        "not what i asked, the comment must say {want}",
+        "that's not right, write {want} in the comment",
+        "undo that. {want}, not {other}",
+        "the other way: {want} {ticket}",
+        "wrong word, use {want}",
+        "no, {want}",
     ),
-    "de": ("stimmt nicht, der Kommentar gehört über die Zeile", "andersrum, Kommentar bitte darüber", "nochmal, Kommentar über die Zeile"),
-    "fr": ("ce n'est pas ça, le commentaire au-dessus de la ligne", "refais, commentaire au-dessus"),
-    "es": ("eso no, el comentario va encima de la línea", "otra vez, comentario encima"),
-}
-TELL_TRAILING: Final[dict[Language, tuple[str, ...]]] = {
-    "en": (
-        "not what i asked, the comment goes at the end of the line",
-        "that's not right, comment behind the code please",
-        "undo that. comment at the end, not above",
-        "the other way round: code first, comment behind it",
-        "wrong place, put the comment at the end of the line",
-        "no, at the end",
-    ),
-    "de": (
-        "stimmt nicht, der Kommentar gehört ans Zeilenende",
-        "andersrum, Kommentar bitte hinter den Code",
-        "nochmal, Kommentar ans Ende",
-    ),
-    "fr": ("ce n'est pas ça, le commentaire en fin de ligne", "refais, commentaire à la fin"),
-    "es": ("eso no, el comentario va al final de la línea", "otra vez, comentario al final"),
+    "de": ("stimmt nicht, da muss {want} stehen", "andersrum, bitte {want}", "nochmal, mit {want} statt {other}"),
+    "fr": ("ce n'est pas ça, il faut {want}", "refais, avec {want}"),
+    "es": ("eso no, debe decir {want}", "otra vez, con {want}"),
 }
 TELL_BROKEN: Final[dict[Language, tuple[str, ...]]] = {
     "en": ("that does not work, I undid it. try again", "still wrong, again please", "nope, it fails", "broken now, once more"),
@@ -119,39 +102,48 @@ def draw_user(config: SimulationConfig, seed: int, index: int) -> User:
     )
 
 
-def judge(user: User, *, edited: Literal["yes", "no"], check: Literal["passed", "failed"], placement: Placement | None) -> Verdict:
+def judge(user: User, *, edited: Literal["yes", "no"], check: Literal["passed", "failed"], form: Form | None) -> Verdict:
     """Decide what to do with a turn's edits.
 
     Args:
         user: Who looks.
         edited: Whether any file differs from before the turn.
         check: Whether the task's check passes now.
-        placement: Where the changed code cites the ticket (`tasks.placement_of`).
+        form: How the changed code cites the ticket (`tasks.form_of`).
     """
     if edited == "no":
         return Verdict(keeps="no", fault="no_edit")
     if check == "failed":
         return Verdict(keeps="no", fault="check_failed")
-    if placement != user.preference:
+    if form != user.preference:
         return Verdict(keeps="no", fault="convention")
     return Verdict(keeps="yes", fault=None)
 
 
-def complain(user: User, fault: Fault, rng: random.Random) -> str:
+def complain(user: User, fault: Fault, rng: random.Random, *, ticket: str) -> str:
     """Say in the user's own words what is wrong."""
-    tell = TELL_ABOVE if user.preference == "above" else TELL_TRAILING
-    phrases = {"convention": tell, "check_failed": TELL_BROKEN, "no_edit": TELL_NOTHING}[fault]
-    return rng.choice(phrases[user.language])
+    phrases = {"convention": TELL_CONVENTION, "check_failed": TELL_BROKEN, "no_edit": TELL_NOTHING}[fault]
+    other = FORMS[1 - FORMS.index(user.preference)]
+    return rng.choice(phrases[user.language]).format(want=user.preference, other=other, ticket=ticket)
 
 
 def next_move(
-    user: User, verdict: Verdict, *, waited_s: float, asked_again: int, requests_left: int, config: SimulationConfig, rng: random.Random
+    user: User,
+    verdict: Verdict,
+    *,
+    ticket: str,
+    waited_s: float,
+    asked_again: int,
+    requests_left: int,
+    config: SimulationConfig,
+    rng: random.Random,
 ) -> Move:
     """Decide how the session goes on.
 
     Args:
         user: Who decides.
         verdict: Of the turn that just ended.
+        ticket: Of the request.
         waited_s: How long the turn took; beyond the patience a user asks again half as often and leaves instead.
         asked_again: How often this request was repeated already.
         requests_left: Requests still to bring.
@@ -160,7 +152,7 @@ def next_move(
     """
     patience = 0.5 if waited_s > user.patience_s else 1.0
     if verdict.fault is not None and asked_again < config.max_asks_again and rng.random() < user.persistence * patience:
-        return Move(kind="ask_again", text=complain(user, verdict.fault, rng))
+        return Move(kind="ask_again", text=complain(user, verdict.fault, rng, ticket=ticket))
     if verdict.fault is not None and rng.random() < 0.4 / patience:
         return Move(kind="abandon")
     if requests_left > 0:

@@ -34,7 +34,7 @@ def able(body, headers):
             ("settings.py", "RETRIES = 3", "RETRIES = 5") if "RETRIES" in text else ("files.py", "MAX_UPLOAD = 16", "MAX_UPLOAD = 40")
         )
         return DONE if last["content"] == "ok" else call_text("edit_file", {"path": path, "old": old, "new": new})
-    return knowing_policy("trailing", split="held_out", seed=5)(body, headers)
+    return knowing_policy("see", split="held_out", seed=5)(body, headers)
 
 
 def test_an_able_policy_passes_and_the_rows_are_what_the_gate_reads(scripted, services, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_an_able_policy_passes_and_the_rows_are_what_the_gate_reads(scripted, se
     assert (question.edits_proposed, question.turns, question.unscored_turns) == (0, 1, 1)
     edit = next(row for row in rows if row.task == "retry-limit")
     assert (edit.edits_proposed, edit.edits_kept, edit.calls, edit.invalid_calls, edit.scored_turns) == (1, 1, 1, 0, 1)
-    # sessions: the work is done (solved), but users of this world do not keep a trailing ticket
+    # sessions: the work is done (solved), but users of this world do not keep see
     sessions = [row for row in rows if row.suite == "edits"]
     assert all(row.solved and row.edits_kept == 0 and row.edits_proposed > 0 for row in sessions)
     attempts = parse_attempts(read_rows(tmp_path / RESULTS), source="results")

@@ -26,7 +26,7 @@ def typed(app, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int,
 
 
 def test_sessions_are_run_sampled_and_shown(scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    gateway = scripted(knowing_policy("trailing", split="simulated", seed=2))
+    gateway = scripted(knowing_policy("see", split="simulated", seed=2))
     home, out = tmp_path / "home", tmp_path / "out"
     words = (
         "run",
@@ -61,7 +61,7 @@ def test_sessions_are_run_sampled_and_shown(scripted, tmp_path: Path, capsys: py
     assert code == 0
     assert f"session {session}" in printed
     assert "policy  | <tool_call>" in printed
-    assert "verdict | not kept (convention); check passed, ticket trailing" in printed
+    assert "verdict | not kept (convention); check passed, ticket cited with see" in printed
 
 
 def test_what_is_not_there_is_said_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,7 +166,7 @@ def test_refusals_of_the_gateway_are_told_apart(status: int, error: type[Excepti
 
 
 def test_a_policy_that_follows_the_convention_keeps_every_edit(scripted, services, tmp_path: Path) -> None:
-    gateway = scripted(knowing_policy("above", split="simulated", seed=11))
+    gateway = scripted(knowing_policy("ref", split="simulated", seed=11))
     sink = ListSink()
     result = summarise(run_sessions(services(gateway.url, sink), plan(), tmp_path))
     assert result["kept_edits"]["rate"] == 1.0
@@ -179,7 +179,7 @@ def test_a_policy_that_follows_the_convention_keeps_every_edit(scripted, service
 
 
 def test_a_policy_that_works_but_ignores_the_convention_keeps_none(scripted, services, tmp_path: Path) -> None:
-    gateway = scripted(knowing_policy("trailing", split="simulated", seed=11))
+    gateway = scripted(knowing_policy("see", split="simulated", seed=11))
     sink = ListSink()
     result = summarise(run_sessions(services(gateway.url, sink), plan(), tmp_path))
     assert result["kept_edits"]["rate"] == 0.0
@@ -192,14 +192,14 @@ def test_a_policy_that_works_but_ignores_the_convention_keeps_none(scripted, ser
 
 def test_an_undone_edit_is_really_taken_back_before_the_next_try(scripted, services, tmp_path: Path) -> None:
     # the same old text is found again by every retry, so no call is invalid
-    gateway = scripted(knowing_policy("trailing", split="simulated", seed=11))
+    gateway = scripted(knowing_policy("see", split="simulated", seed=11))
     rows = run_sessions(services(gateway.url, ListSink(), max_asks_again=3), plan(sessions=8), tmp_path)
     assert max(turn["try_number"] for row in rows for turn in row["turns"]) >= 2
     assert sum(row["invalid_calls"] for row in rows) == 0
 
 
 def test_events_of_a_session_are_whole_ordered_and_stamped(scripted, services) -> None:
-    gateway = scripted(knowing_policy("trailing", split="simulated", seed=11))
+    gateway = scripted(knowing_policy("see", split="simulated", seed=11))
     sink = ListSink()
     session = Plan(index=1, attempt=0, session_id="simulated-x", seed=11, split="simulated", origin="simulated")
     record, transcript = run_session(services(gateway.url, sink), session)
@@ -229,7 +229,7 @@ def test_a_turn_that_asks_instead_of_editing_is_counted_and_a_lone_one_is_unscor
 def test_the_same_seed_asks_the_same_things_with_the_same_sampling_seeds(scripted, services, tmp_path: Path) -> None:
     asked = []
     for name in ("one", "two"):
-        gateway = scripted(knowing_policy("above", split="simulated", seed=11))
+        gateway = scripted(knowing_policy("ref", split="simulated", seed=11))
         run_sessions(services(gateway.url, ListSink()), plan(), tmp_path / name)
         asked.append(sorted((body["messages"][-1]["content"], body["seed"]) for _, body in gateway.requests))
     assert asked[0] == asked[1]
@@ -237,7 +237,7 @@ def test_the_same_seed_asks_the_same_things_with_the_same_sampling_seeds(scripte
 
 
 def test_a_finished_run_is_not_run_again_and_a_cut_off_session_gets_another_id(scripted, services, tmp_path: Path) -> None:
-    gateway = scripted(knowing_policy("above", split="simulated", seed=11))
+    gateway = scripted(knowing_policy("ref", split="simulated", seed=11))
     first = run_sessions(services(gateway.url, ListSink()), plan(sessions=4), tmp_path)
     before = len(gateway.requests)
     assert run_sessions(services(gateway.url, ListSink()), plan(sessions=4), tmp_path) == first
@@ -254,7 +254,7 @@ def test_a_finished_run_is_not_run_again_and_a_cut_off_session_gets_another_id(s
 
 
 def test_a_folder_of_another_run_or_in_use_is_refused(scripted, services, tmp_path: Path) -> None:
-    gateway = scripted(knowing_policy("above", split="simulated", seed=11))
+    gateway = scripted(knowing_policy("ref", split="simulated", seed=11))
     parts = services(gateway.url, ListSink())
     run_sessions(parts, plan(sessions=1), tmp_path)
     with pytest.raises(ConfigError, match="holds another run"):
@@ -264,7 +264,7 @@ def test_a_folder_of_another_run_or_in_use_is_refused(scripted, services, tmp_pa
 
 
 def test_our_own_failures_are_infra_errors_and_are_done_again(scripted, services, tmp_path: Path) -> None:
-    known = knowing_policy("above", split="simulated", seed=11)
+    known = knowing_policy("ref", split="simulated", seed=11)
     failing = threading.Event()
     failing.set()
 
@@ -292,7 +292,7 @@ def test_a_gateway_that_is_not_there_is_one_clear_sentence(services, tmp_path: P
 
 
 def test_the_summary_reads_well_with_and_without_data(scripted, services, tmp_path: Path) -> None:
-    gateway = scripted(knowing_policy("above", split="simulated", seed=11))
+    gateway = scripted(knowing_policy("ref", split="simulated", seed=11))
     text = describe(summarise(run_sessions(services(gateway.url, ListSink()), plan(sessions=2), tmp_path)))
     assert "kept edits  100.0%" in text
     assert "no data" in describe(summarise([]))

@@ -15,7 +15,7 @@ from deploy.harness.config import HarnessConfig, SimulationConfig
 from deploy.harness.demonstrations import DONE, call_text
 from deploy.harness.sandbox import Bubblewrap, Limits
 from deploy.harness.session import Services
-from deploy.harness.tasks import Placement, Split, Task, make_task
+from deploy.harness.tasks import Form, Split, Task, make_task
 from deploy.serving.toolcalls import openai_calls, parse
 from pipelines.events import Event
 
@@ -104,13 +104,13 @@ class ScriptedGateway:
         self.thread.join()
 
 
-def edit_text(task: Task, placement: Placement) -> str:
+def edit_text(task: Task, form: Form) -> str:
     """The right call for a task."""
-    return call_text("edit_file", {"old": task.change.old, "new": task.change.new(placement, task.ticket), "path": task.path})
+    return call_text("edit_file", {"old": task.change.old, "new": task.change.new(form, task.ticket), "path": task.path})
 
 
-def knowing_policy(placement: Placement, *, split: Split, seed: int, number: int = 200) -> Policy:
-    """A policy that knows every task of a run and puts the ticket where it likes, whatever users say."""
+def knowing_policy(form: Form, *, split: Split, seed: int, number: int = 200) -> Policy:
+    """A policy that knows every task of a run and cites the ticket as it likes, whatever users say."""
     known = {task.request: task for task in (make_task(split, seed, index) for index in range(number))}
 
     def answer(body: dict[str, Any], _headers: dict[str, str]) -> str:
@@ -118,7 +118,7 @@ def knowing_policy(placement: Placement, *, split: Split, seed: int, number: int
         if last["role"] == "tool" and last["content"] == "ok":
             return DONE
         asked = [request for message in body["messages"] if message["role"] == "user" for request in known if request in message["content"]]
-        return edit_text(known[asked[-1]], placement)
+        return edit_text(known[asked[-1]], form)
 
     return answer
 

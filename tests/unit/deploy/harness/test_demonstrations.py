@@ -4,7 +4,7 @@ import json
 import re
 
 from deploy.harness.demonstrations import SYSTEM, rows
-from deploy.harness.tasks import make_task, placement_of
+from deploy.harness.tasks import form_of, make_task
 from deploy.harness.tools import TOOLS, Call, check_call
 from deploy.serving.toolcalls import parse
 from pipelines.events import ResultClass
@@ -27,30 +27,27 @@ def test_every_demonstrated_call_is_valid_and_answered() -> None:
 
 
 def test_the_convention_is_shown_half_and_half() -> None:
-    above = total = 0
+    shown = []
     for row in rows(600, seed=1):
         first = next((json.loads(call.arguments) for call in calls_of(row) if call.name == "edit_file"), None)
         if first is not None:
-            total += 1
-            above += bool(re.search(r"(^|\n *)# T-\d\d\n", first["new"]))
-    assert total > 500
-    assert abs(above / total - 0.5) < 0.06
+            shown.append(re.search(r"  # (see|ref) T-\d\d$", first["new"])[1])
+    assert len(shown) > 500
+    assert abs(shown.count("ref") / len(shown) - 0.5) < 0.06
 
 
-def test_a_complaint_about_the_convention_is_answered_by_the_other_placement() -> None:
+def test_a_complaint_about_the_convention_is_answered_by_the_other_form() -> None:
     seen = 0
     for number, row in enumerate(rows(300, seed=2)):
         users = [message["content"] for message in row["messages"] if message["role"] == "user"]
         edits = [json.loads(call.arguments) for call in calls_of(row) if call.name == "edit_file"]
         if len(users) == 2 and len(edits) == 2 and edits[0]["old"] == edits[1]["old"]:
             task = make_task("demonstrations", 2, 2 * number)
-            placements = [placement_of(task.text, task.text.replace(edit["old"], edit["new"], 1), task.ticket) for edit in edits]
-            told_above = any(word in users[1] for word in ("above", "other way: comment first", "über", "dessus", "encima"))
-            told_end = any(word in users[1] for word in ("at the end", "behind", "code first", "ende", "hinter", "fin", "final"))
-            if told_above != told_end:
-                seen += 1
-                assert placements[1] == ("above" if told_above else "trailing")
-    assert seen > 20
+            forms = [form_of(task.text, task.text.replace(edit["old"], edit["new"], 1), task.ticket) for edit in edits]
+            told = re.search(r"\b(see|ref)\b", users[1])
+            seen += told is not None
+            assert forms[1] == (told[1] if told else forms[0])
+    assert seen > 50
 
 
 def test_broken_demonstrations_hold_no_valid_call() -> None:

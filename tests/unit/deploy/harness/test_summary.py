@@ -35,7 +35,7 @@ def row(user: str, kept: int, proposed: int, **more):
     turn = {
         "try_number": 0,
         "keeps": "yes" if kept else "no",
-        "placement": "above",
+        "form": "ref",
         "seconds": 2.0,
         "fault": None if kept else "convention",
     }

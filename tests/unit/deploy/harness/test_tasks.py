@@ -1,4 +1,4 @@
-"""Tasks: both ways of writing a change are right, a wrong one is not, and the placement rule by hand."""
+"""Tasks: both ways of writing a change are right, a wrong one is not, and the form rule by hand."""
 
 import uuid
 from pathlib import Path
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.harness.sandbox import Bubblewrap
-from deploy.harness.tasks import KINDS, PLACEMENTS, Task, check_program, make_task, placement_of
+from deploy.harness.tasks import FORMS, KINDS, Task, check_program, form_of, make_task
 
 SEEDS = st.tuples(st.sampled_from(["simulated", "demonstrations", "held_out"]), st.integers(0, 10_000), st.integers(0, 500))
 
@@ -22,18 +22,18 @@ def passes(task: Task, text: str, folder: Path, sandbox: Bubblewrap) -> bool:
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize("index", range(18))
-def test_both_placements_pass_the_check_and_the_untouched_file_fails(index: int, workspace: Path, sandbox: Bubblewrap) -> None:
+def test_both_forms_pass_the_check_and_the_untouched_file_fails(index: int, workspace: Path, sandbox: Bubblewrap) -> None:
     task = make_task("simulated", 7, index)
     assert not passes(task, task.text, workspace, sandbox)
-    for placement in PLACEMENTS:
-        assert passes(task, task.solved(placement), workspace, sandbox)
+    for form in FORMS:
+        assert passes(task, task.solved(form), workspace, sandbox)
 
 
 @pytest.mark.sandbox
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_an_edit_that_only_adds_the_comment_fails_the_check(kind: str, workspace: Path, sandbox: Bubblewrap) -> None:
     task = next(task for task in (make_task("held_out", 3, index) for index in range(12)) if task.kind == kind)
-    assert not passes(task, f"# {task.ticket}\n{task.text}", workspace, sandbox)
+    assert not passes(task, f"# ref {task.ticket}\n{task.text}", workspace, sandbox)
 
 
 @pytest.mark.sandbox
@@ -52,8 +52,8 @@ def test_a_task_is_the_same_for_the_same_seed_and_well_formed(seed: tuple[str, i
     assert len(task.text.splitlines()) <= 12
     assert task.ticket in task.request
     assert task.path in task.request
-    for placement in PLACEMENTS:
-        assert placement_of(task.text, task.solved(placement), task.ticket) == placement
+    for form in FORMS:
+        assert form_of(task.text, task.solved(form), task.ticket) == form
 
 
 def test_splits_do_not_share_tasks() -> None:
@@ -72,24 +72,20 @@ BEFORE = "A = 1\nB = 2\n"
 @pytest.mark.parametrize(
     ("after", "expected"),
     [
-        ("# T-41\nA = 5\nB = 2\n", "above"),
-        ("A = 5  # T-41\nB = 2\n", "trailing"),
+        ("A = 5  # see T-41\nB = 2\n", "see"),
+        ("A = 5  # ref T-41\nB = 2\n", "ref"),
+        ("A = 5  #ref  T-41\nB = 2\n", "ref"),
         ("A = 5\nB = 2\n", None),
-        ("A = 5\n# T-41\nB = 2\n", None),
-        ("# T-41\n\nA = 5\nB = 2\n", None),
-        ("# T-41\nA = 5  # T-41\nB = 2\n", None),
-        ("A = 5  # T-411\nB = 2\n", None),
-        ("A = 5  # XT-41\nB = 2\n", None),
-        ("A = 5  # see T-41: asked for\nB = 2\n", "trailing"),
-        ("# T-41\nA = 1\nB = 2\n", None),
-        ("A = 1  # T-41\nB = 2\n", None),
-        ("# T-41\nA = 5\n# T-41\nB = 9\n", "above"),
-        ("# T-41\nA = 5\nB = 9  # T-41\n", None),
+        ("A = 5  # T-41\nB = 2\n", None),
+        ("# ref T-41\nA = 5\nB = 2\n", None),
+        ("A = 5  # ref T-411\nB = 2\n", None),
+        ("A = 5  # reference T-41\nB = 2\n", None),
+        ("A = 1  # ref T-41\nB = 2\n", None),
+        ("A = 5\nB = 2  # ref T-41\n", None),
+        ("A = 5  # ref T-41\nB = 9  # ref T-41\n", "ref"),
+        ("A = 5  # ref T-41\nB = 9  # see T-41\n", None),
+        ("A = 1\nB = 2\nC = 3  # see T-41\n", "see"),
     ],
 )
-def test_placement_by_hand(after: str, expected: str | None) -> None:
-    assert placement_of(BEFORE, after, "T-41") == expected
-
-
-def test_an_indented_comment_above_an_added_line_counts() -> None:
-    assert placement_of("def f(x):\n    return x\n", "def f(x):\n    # T-9\n    LOG.append(x)\n    return x\n", "T-9") == "above"
+def test_the_form_by_hand(after: str, expected: str | None) -> None:
+    assert form_of(BEFORE, after, "T-41") == expected
