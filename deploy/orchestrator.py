@@ -34,7 +34,7 @@ def environment(home: Home) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(SERVER_START_S)),
-        "PREFECT_LOGGING_LEVEL": os.environ.get("PREFECT_LOGGING_LEVEL", "WARNING"),
+        "PREFECT_LOGGING_LEVEL": os.environ.get("PREFECT_LOGGING_LEVEL", "CRITICAL"),  # failures are told once, by us
         "PREFECT_CLI_PROMPT": "false",
     }
     url = os.environ.get("PREFECT_API_URL") or server_url(home)
