@@ -4,7 +4,7 @@ Takes: a policy, rows with advantages, a plan of steps. Gives: an updated policy
 rows come from, when to stop for other reasons than numbers (`rank.py`), export (`publish.py`).
 
 The loss is a sum over the whole optimizer batch divided by a Z fixed before the first forward, so a step does not depend on how
-its rows are cut into micro-batches or dealt to ranks. Figures travel as sums too.
+its rows are chained, cut into micro-batches or dealt to ranks. Figures travel as sums too.
 """
 
 import os
@@ -25,7 +25,7 @@ from trainer import deepspeed_config
 from trainer.dataset import TrainingRow
 from trainer.losses import LossBatch, LossSettings, named
 from trainer.model import score, tensors
-from trainer.packing import MicroBatch, pack, plan
+from trainer.packing import MicroBatch, pack, plan_rows
 
 SUMS: Final = (
     "policy", "kl", "kept_tokens", "clipped_tokens", "masked_sequence_rows", "masked_veto_rows", "masked_negative_tokens",
@@ -102,9 +102,7 @@ class Trainer:
 
     def bins(self, rows: Sequence[TrainingRow], chosen: Sequence[int]) -> list[list[int]]:
         """Plan the micro-batches of a step; rank r takes bins r, r + world, ... so that all ranks have equally many."""
-        lengths = [len(rows[i].packed.prompt_ids) + len(rows[i].packed.response_ids) for i in chosen]
-        planned = plan(lengths, max_tokens=self.max_tokens, bins_multiple_of=self.world)
-        return [[chosen[i] for i in rows_of_bin] for rows_of_bin in planned]
+        return plan_rows([row.packed for row in rows], chosen, max_tokens=self.max_tokens, bins_multiple_of=self.world)
 
     def step(
         self,

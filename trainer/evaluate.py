@@ -7,7 +7,7 @@ from its own logs (self-check), the candidate's KL to it, ratio tails and entrop
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -18,9 +18,12 @@ from trainer import candidates
 from trainer.config import TrainerConfig
 from trainer.dataset import read_samples
 from trainer.model import Policy, load, release, score
-from trainer.packing import reply_row
+from trainer.packing import plan_rows
 from trainer.selection import Row, select
-from trainer.update import limits_for
+from trainer.update import limits_for, packed_row
+
+SCORED_TOKENS: Final = 2048
+"""Of one forward pass; between two the progress moves."""
 
 
 def nonfinite_weights(folder: Path) -> list[str]:
@@ -58,15 +61,15 @@ def relative_change(folder: Path, reference: Path) -> float:
 def score_rows(folder: Path, rows: Sequence[Row], *, dtype: str, label: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return log-probabilities and entropies of each row's response under a checkpoint, nats."""
     policy = Policy(load(folder, dtype=dtype)).eval()
-    found: list[tuple[np.ndarray, np.ndarray]] = []
+    packed = [packed_row(row) for row in rows]
+    found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     with progress(label, total=len(rows)) as advance:
-        for start in range(0, len(rows), 8):
-            part = [reply_row(row.prompt_ids, row.response_ids, temperature=row.temperature) for row in rows[start : start + 8]]
-            found += score(policy, part)
-            advance(len(part))
+        for chosen in plan_rows(packed, range(len(packed)), max_tokens=SCORED_TOKENS):
+            found |= zip(chosen, score(policy, [packed[i] for i in chosen], max_tokens=SCORED_TOKENS), strict=True)
+            advance(len(chosen))
     del policy
     release()
-    return found
+    return [found[i] for i in range(len(rows))]
 
 
 def row_figures(row: Row, candidate: tuple[np.ndarray, np.ndarray], reference: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
 from trainer.config import UpdateConfig
-from trainer.packing import MicroBatch, PackedRow, pack, plan
+from trainer.packing import MicroBatch, PackedRow, pack, plan_rows
 
 SEGMENTED: Final = "tidegate_segmented"
 """Name under which transformers finds the attention below."""
@@ -88,7 +88,7 @@ class Policy(nn.Module):
         Args:
             input_ids: Packed tokens.
             position_ids: From 0 in each segment.
-            lengths: Tokens of each segment.
+            lengths: Tokens of each segment of attention (a chain of rows).
             read_at: Position whose hidden state predicts each trained token.
             targets: Trained token ids.
             temperatures: Divides the logits of each trained token.
@@ -186,7 +186,7 @@ def tensors(batch: MicroBatch, device: torch.device | str = "cpu") -> dict[str, 
 
 @torch.no_grad()
 def score(policy: nn.Module, rows: list[PackedRow], *, max_tokens: int = 2048) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Score rows without gradient.
+    """Score rows without gradient, a prefix shared by rows of one group once.
 
     Args:
         policy: A `Policy`, possibly wrapped by DeepSpeed.
@@ -198,12 +198,12 @@ def score(policy: nn.Module, rows: list[PackedRow], *, max_tokens: int = 2048) -
     """
     device = next(policy.parameters()).device
     results: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.float32), np.zeros(0, np.float32))] * len(rows)
-    for chosen in plan([len(row.prompt_ids) + len(row.response_ids) for row in rows], max_tokens=max_tokens):
+    for chosen in plan_rows(rows, range(len(rows)), max_tokens=max_tokens):
         if not chosen:
             continue
         batch = pack(rows, chosen)
         logprobs, entropies = (part.cpu().numpy() for part in policy(**tensors(batch, device)))
-        for position, row in enumerate(chosen):
+        for position, row in enumerate(batch.rows):
             mine = batch.segment == position
             results[row] = (logprobs[mine], entropies[mine])
     return results

@@ -1,15 +1,18 @@
-"""Put rows of unequal length into packed micro-batches without padding.
+"""Put rows of unequal length into packed micro-batches without padding, and compute a shared prefix once.
 
-A row is prompt + response; only response tokens are trained. A micro-batch is one packed sequence: rows laid end to end, each
-a *segment* with position ids from 0, and attention that never crosses a segment (`model.py`). Position `i` of a causal model
-predicts token `i + 1`, so a response token at offset `k` of its segment is read at offset `k - 1`.
+A row is prompt + response; only response tokens are trained. Rows of one session are a *chain* where each row's prompt begins
+with exactly the tokens of its predecessor's prompt + response; the last row's tokens then hold all of them, and each row trains
+its own span of it. A row whose prefix breaks by a single token starts a chain of its own. A micro-batch is one packed sequence:
+chains laid end to end, each a *segment* of attention with position ids from 0, and attention that never crosses a segment
+(`model.py`). Position `i` of a causal model predicts token `i + 1`, so a response token at offset `k` of its chain is read at
+offset `k - 1`. All that is counted per row (masks, means, weights) stays per row: a chain exists for the forward pass only.
 
 Takes lengths and token arrays, gives index arrays. Leaves out: tensors on a device, attention, the loss.
 """
 
 # ruff: noqa: F722  (shapes of jaxtyping are no Python expressions)
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,19 +30,21 @@ class PackedRow:
     """Offsets into prompt + response of the tokens that enter the loss, ascending, each >= 1."""
     temperature: float
     """The logits are divided by this; 1 for supervised rows."""
+    group: str = ""
+    """Rows of one group (a session under one policy version) may share a prefix; an empty group shares with nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Rows laid end to end."""
+    """Chains laid end to end."""
 
     rows: tuple[int, ...]
     """Indices into the caller's rows, in packed order."""
     input_ids: Int[np.ndarray, " T"]
     position_ids: Int[np.ndarray, " T"]
-    """From 0 in each segment."""
+    """From 0 in each chain."""
     lengths: tuple[int, ...]
-    """Tokens of each segment; they sum to T."""
+    """Tokens of each chain; they sum to T."""
     read_at: Int[np.ndarray, " N"]
     """Packed position whose hidden state predicts each trained token."""
     targets: Int[np.ndarray, " N"]
@@ -49,8 +54,16 @@ class MicroBatch:
     temperatures: Float[np.ndarray, " N"]
 
 
-def reply_row(prompt_ids: Int[np.ndarray, " P"], response_ids: Int[np.ndarray, " R"], *, temperature: float = 1.0) -> PackedRow:
+def reply_row(
+    prompt_ids: Int[np.ndarray, " P"], response_ids: Int[np.ndarray, " R"], *, temperature: float = 1.0, group: str = ""
+) -> PackedRow:
     """Return a row whose whole response is trained.
+
+    Args:
+        prompt_ids: What the policy read.
+        response_ids: What it sampled.
+        temperature: Divides the logits.
+        group: See `PackedRow`.
 
     Raises:
         ValueError: The prompt is empty.
@@ -58,7 +71,45 @@ def reply_row(prompt_ids: Int[np.ndarray, " P"], response_ids: Int[np.ndarray, "
     if len(prompt_ids) == 0:
         raise ValueError("a row needs at least one prompt token: nothing predicts its first response token")
     trained = np.arange(len(prompt_ids), len(prompt_ids) + len(response_ids))
-    return PackedRow(prompt_ids=prompt_ids, response_ids=response_ids, trained=trained, temperature=temperature)
+    return PackedRow(prompt_ids=prompt_ids, response_ids=response_ids, trained=trained, temperature=temperature, group=group)
+
+
+def tokens_of(row: PackedRow) -> int:
+    """Return the length of prompt + response."""
+    return len(row.prompt_ids) + len(row.response_ids)
+
+
+def chains(rows: Sequence[PackedRow], chosen: Iterable[int]) -> list[list[int]]:
+    """Link rows that continue each other token by token.
+
+    Shortest prompts come first; a row joins the chain with the longest end (prompt + response of its last row) that its prompt
+    begins with. Where two rows continue the same one, the later of them starts a chain of its own. Rows are linked only within
+    one group and at one temperature. A chain is as long as its last row, so chaining never makes anything longer.
+
+    Args:
+        rows: All rows.
+        chosen: Indices of the rows to link.
+
+    Returns:
+        Chains of indices, each in the order of its tokens, sorted by their first index. Every chosen row is in exactly one; the
+        chains of a union of whole chains are those same chains.
+    """
+    ordered = sorted(chosen, key=lambda i: (len(rows[i].prompt_ids), i))
+    found: list[list[int]] = []
+    ends: dict[tuple[str, float], list[tuple[np.ndarray, list[int]]]] = {}
+    for i in ordered:
+        row = rows[i]
+        siblings = ends.setdefault((row.group, row.temperature), []) if row.group else []
+        fits = [at for at, (end, _) in enumerate(siblings) if np.array_equal(end, row.prompt_ids[: len(end)])]
+        end = np.concatenate([row.prompt_ids, row.response_ids])
+        if fits:
+            best = max(fits, key=lambda at: len(siblings[at][0]))
+            siblings[best][1].append(i)
+            siblings[best] = (end, siblings[best][1])
+        else:
+            found.append([i])
+            siblings.append((end, found[-1]))
+    return sorted(found, key=min)
 
 
 def cost(length: int, *, attention_tokens: int = 6_000) -> float:
@@ -117,24 +168,43 @@ def plan(lengths: Sequence[int], *, max_tokens: int, bins_multiple_of: int = 1) 
     return [sorted(rows) for rows in bins]
 
 
-def pack(rows: Sequence[PackedRow], chosen: Sequence[int]) -> MicroBatch:
-    """Lay the chosen rows end to end.
+def plan_rows(rows: Sequence[PackedRow], chosen: Iterable[int], *, max_tokens: int, bins_multiple_of: int = 1) -> list[list[int]]:
+    """Assign whole chains to bins; see `plan`.
+
+    Args:
+        rows: All rows.
+        chosen: Indices of the rows to assign.
+        max_tokens: Tokens a bin may hold, a shared prefix counted once.
+        bins_multiple_of: The bin count is rounded up to a multiple of this.
+
+    Returns:
+        Bins of row indices; every chosen row is in exactly one bin.
+    """
+    linked = chains(rows, chosen)
+    bins = plan([tokens_of(rows[chain[-1]]) for chain in linked], max_tokens=max_tokens, bins_multiple_of=bins_multiple_of)
+    return [[i for chain in chains_of_bin for i in linked[chain]] for chains_of_bin in bins]
+
+
+def pack(rows: Sequence[PackedRow], chosen: Iterable[int]) -> MicroBatch:
+    """Lay the chosen rows end to end, each chain once.
 
     Args:
         rows: All rows.
         chosen: Indices of the rows of this micro-batch; may be empty (a rank without work still takes part in collectives).
     """
-    sequences = [np.concatenate([rows[i].prompt_ids, rows[i].response_ids]).astype(np.int64) for i in chosen]
+    linked = chains(rows, chosen)
+    sequences = [np.concatenate([rows[chain[-1]].prompt_ids, rows[chain[-1]].response_ids]).astype(np.int64) for chain in linked]
     lengths = tuple(len(sequence) for sequence in sequences)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    placed = [(at, i) for at, chain in enumerate(linked) for i in chain]
     empty = np.zeros(0, dtype=np.int64)
     return MicroBatch(
-        rows=tuple(chosen),
+        rows=tuple(i for _, i in placed),
         input_ids=np.concatenate([empty, *sequences]),
         position_ids=np.concatenate([empty, *(np.arange(length) for length in lengths)]),
         lengths=lengths,
-        read_at=np.concatenate([empty, *(starts[k] + rows[i].trained - 1 for k, i in enumerate(chosen))]),
-        targets=np.concatenate([empty, *(sequences[k][rows[i].trained] for k, i in enumerate(chosen))]),
-        segment=np.concatenate([empty, *(np.full(len(rows[i].trained), k) for k, i in enumerate(chosen))]),
-        temperatures=np.concatenate([np.zeros(0), *(np.full(len(rows[i].trained), rows[i].temperature) for i in chosen)]),
+        read_at=np.concatenate([empty, *(starts[at] + rows[i].trained - 1 for at, i in placed)]),
+        targets=np.concatenate([empty, *(sequences[at][rows[i].trained] for at, i in placed)]),
+        segment=np.concatenate([empty, *(np.full(len(rows[i].trained), k) for k, (_, i) in enumerate(placed))]),
+        temperatures=np.concatenate([np.zeros(0), *(np.full(len(rows[i].trained), rows[i].temperature) for _, i in placed)]),
     )

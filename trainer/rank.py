@@ -30,6 +30,7 @@ from trainer.job import Job
 from trainer.launch import die_with_parent
 from trainer.losses import LossSettings
 from trainer.model import Policy, add_lora, load, release, score
+from trainer.packing import chains
 
 LOCK_WAIT_S: Final = 20.0
 OUTSIDE_BAND: Final = np.log(1.1)
@@ -55,19 +56,26 @@ class Run:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def order(rows: int, *, per_step: int, passes: int, seed: int) -> list[list[int]]:
-    """Plan the optimizer batches: each pass visits every row once in its own random order.
+def order(chains: Sequence[Sequence[int]], *, per_step: int, passes: int, seed: int) -> list[list[int]]:
+    """Plan the optimizer batches: each pass visits every row once, chain by chain in its own random order.
+
+    A chain stays in one batch, because apart its rows cost their shared prefix each; only one of more than `per_step` rows is cut
+    into pieces of at most that many. A batch takes the next chain when that brings it nearer to `per_step` rows.
 
     Args:
-        rows: Number of rows.
+        chains: Rows by index, each in one chain.
         per_step: Rows of one batch; the last batch of a pass may be smaller, and joins its predecessor when below half.
         passes: Number of passes.
         seed: The same seed gives the same plan on every rank and after a restart.
     """
+    pieces = [list(chain[i : i + per_step]) for chain in chains for i in range(0, len(chain), per_step)]
     batches: list[list[int]] = []
     for number in range(passes):
-        shuffled = np.random.default_rng([seed, number]).permutation(rows).tolist()
-        cut = [shuffled[i : i + per_step] for i in range(0, rows, per_step)]
+        cut: list[list[int]] = [[]]
+        for at in np.random.default_rng([seed, number]).permutation(len(pieces)).tolist():
+            if cut[-1] and len(cut[-1]) + len(pieces[at]) - per_step > per_step - len(cut[-1]):
+                cut.append([])
+            cut[-1] += pieces[at]
         if len(cut) > 1 and 2 * len(cut[-1]) < per_step:
             short = cut.pop()
             cut[-1] = cut[-1] + short
@@ -136,7 +144,8 @@ class RankJob:
             max_tokens=settings.max_tokens_per_micro_batch,
         )
         self.run = Run()
-        self.batches = order(len(self.rows), per_step=settings.rows_per_step, passes=settings.passes, seed=settings.seed)
+        linked = chains([row.packed for row in self.rows], range(len(self.rows)))
+        self.batches = order(linked, per_step=settings.rows_per_step, passes=settings.passes, seed=settings.seed)
 
     def tell(self, entry: dict[str, Any]) -> None:
         """Append a line to the progress file (rank 0)."""

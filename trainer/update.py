@@ -27,8 +27,8 @@ from trainer.advantages import Estimate, ScoredTurn
 from trainer.config import TrainerConfig, UpdateConfig
 from trainer.dataset import SampleTable, TrainingRow, read_samples, write_rows
 from trainer.job import Job
-from trainer.packing import reply_row
-from trainer.selection import Limits, Selection, select
+from trainer.packing import PackedRow, chains, reply_row, tokens_of
+from trainer.selection import Limits, Row, Selection, select
 from trainer.tracking import tracked
 
 CONSUMED_KEPT: Final = 100_000
@@ -99,7 +99,7 @@ def prepare(
     rows = [
         TrainingRow(
             row_id=row.completion_id,
-            packed=reply_row(row.prompt_ids, row.response_ids, temperature=row.temperature),
+            packed=packed_row(row),
             mu=row.mu,
             advantage=by_turn[row.session_id, row.turn_id].advantage,
             omega=float(omega),
@@ -115,9 +115,26 @@ def prepare(
         "trained_tokens": sum(len(row.response_ids) for row in selection.rows),
         "reward_mean": float(np.mean([turn.reward for turn in turns])),
         "advantage_positive_share": float(np.mean([row.advantage > 0 for row in rows])),
+        **_tokens([row.packed for row in rows]),
         **{f"rejected.{code}": count for code, count in selection.rejected.items()},
     }  # fmt: skip
     return Prepared(rows=rows, facts=facts, state={"ema": ema, "consumed": consumed}, reward_version=",".join(versions) or None)
+
+
+def packed_row(row: Row) -> PackedRow:
+    """Return a completion as the packer sees it: completions of one session and one policy version may share a prefix."""
+    group = f"{row.session_id} {row.policy_version}"
+    return reply_row(row.prompt_ids, row.response_ids, temperature=row.temperature, group=group)
+
+
+def _tokens(rows: Sequence[PackedRow]) -> dict[str, int]:
+    """Count what one pass computes: with prefixes shared inside a session, and as if each completion were computed alone."""
+    linked = chains(rows, range(len(rows)))
+    return {
+        "sequences": len(linked),
+        "tokens": sum(tokens_of(rows[chain[-1]]) for chain in linked),
+        "tokens_unmerged": sum(tokens_of(row) for row in rows),
+    }
 
 
 def _by_turn(
@@ -151,7 +168,8 @@ def rows_digest(rows: Sequence[TrainingRow]) -> str:
     """Return sha256 (hex) over everything in the rows that training depends on."""
     state = hashlib.sha256()
     for row in rows:
-        state.update(f"{row.row_id} {row.advantage!r} {row.omega!r} {row.packed.temperature!r} {row.same_version}\n".encode())
+        facts = (row.row_id, row.advantage, row.omega, row.packed.temperature, row.same_version, row.packed.group)
+        state.update(f"{facts!r}\n".encode())
         for array in (row.packed.prompt_ids, row.packed.response_ids, row.packed.trained):
             state.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
         state.update(np.ascontiguousarray(row.mu, dtype="<f4").tobytes())

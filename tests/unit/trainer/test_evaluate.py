@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipelines.storage import Home
 from trainer import candidates, deepspeed_config
@@ -73,12 +75,24 @@ def test_sabotaged_weights_are_sealed_as_such_and_found_by_looking(tiny_store, t
 
 
 def test_every_pass_visits_every_row_once_in_an_order_of_its_own():
-    batches = order(25, per_step=8, passes=3, seed=1)
+    alone = [[i] for i in range(25)]
+    batches = order(alone, per_step=8, passes=3, seed=1)
     assert [len(batch) for batch in batches] == [8, 8, 9] * 3
     passes = [[*batches[k], *batches[k + 1], *batches[k + 2]] for k in (0, 3, 6)]
     assert all(sorted(visited) == list(range(25)) for visited in passes)
     assert passes[0] != passes[1]
-    assert batches == order(25, per_step=8, passes=3, seed=1)
+    assert batches == order(alone, per_step=8, passes=3, seed=1)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=20), st.integers(1, 10), st.integers(0, 5))
+def test_a_chain_stays_in_one_optimizer_batch_unless_it_is_longer_than_one(sizes, per_step, seed):
+    starts = np.cumsum([0, *sizes]).tolist()
+    chains = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=False)]
+    batches = order(chains, per_step=per_step, passes=1, seed=seed)
+    assert sorted(i for batch in batches for i in batch) == list(range(starts[-1]))
+    homes = {i: number for number, batch in enumerate(batches) for i in batch}
+    assert all(len({homes[i] for i in chain}) == 1 for chain in chains if len(chain) <= per_step)
+    assert all(len(batch) < 2 * per_step for batch in batches)
 
 
 def test_the_parity_gate_reads_only_rows_of_the_same_version_and_fails_closed():

@@ -77,6 +77,65 @@ def test_a_token_of_one_segment_does_not_see_its_neighbours(tiny_folder, rows):
     assert first.tolist() == second.tolist()
 
 
+@pytest.fixture(scope="module")
+def conversation():
+    """Three completions of one session that continue each other, and one whose prefix breaks."""
+    rng = np.random.default_rng(3)
+    found, history = [], np.zeros(0, dtype=int)
+    for read, sampled in [(9, 5), (4, 7), (6, 3)]:
+        prompt = np.concatenate([history, rng.integers(3, 500, read)])
+        found.append(reply_row(prompt, rng.integers(3, 500, sampled), temperature=0.8, group="s"))
+        history = np.concatenate([prompt, found[-1].response_ids])
+    broken = found[1].prompt_ids.copy()
+    broken[2] += 1
+    return [*found, reply_row(broken, found[1].response_ids, temperature=0.8, group="s")]
+
+
+def test_merged_completions_have_the_loss_figures_and_gradients_of_separate_ones(tiny_folder, conversation):
+    from trainer.losses import LOSSES, LossBatch, LossSettings
+
+    def of_row(values, batch):
+        return torch.tensor([values[batch.rows[k]] for k in batch.segment], dtype=torch.float32)
+
+    def result(rows, name):
+        policy = Policy(load(tiny_folder))
+        batch = pack(rows, range(len(rows)))
+        theta, _ = policy(**tensors(batch))
+        shift = of_row([0.02, 0.3, -0.01, -0.2], batch)  # prox - mu: the second and last completion leave the band
+        inputs = LossBatch(
+            theta=theta, prox=theta.detach(), mu=theta.detach() - shift, ref=theta.detach() + 0.1, rows=len(rows),
+            advantage=of_row([1.0, -0.5, 2.0, -1.0], batch), omega=of_row([1.0, 0.5, 1.0, 1.0], batch),
+            segment=torch.from_numpy(batch.segment),
+        )  # fmt: skip
+        value = LOSSES[name](inputs, 17.0, LossSettings())
+        value.loss.backward()
+        gradients = {key: p.grad for key, p in policy.named_parameters() if p.grad is not None}
+        return sum(batch.lengths), float(value.loss.detach()), {key: float(x) for key, x in value.sums.items()}, gradients
+
+    separate = [reply_row(row.prompt_ids, row.response_ids, temperature=row.temperature) for row in conversation]
+    for name in LOSSES:
+        tokens, loss, figures, gradients = result(conversation, name)
+        all_tokens, all_loss, all_figures, all_gradients = result(separate, name)
+        assert (tokens, all_tokens) == (34 + 25, 14 + 25 + 34 + 25)
+        assert loss == pytest.approx(all_loss, rel=1e-5)
+        assert figures == pytest.approx(all_figures, rel=1e-5, abs=1e-6)
+        assert gradients.keys() == all_gradients.keys()
+        for key, gradient in gradients.items():
+            assert torch.allclose(gradient, all_gradients[key], atol=1e-6 + 1e-5 * float(all_gradients[key].abs().max())), key
+        if name == "decoupled_ppo":
+            assert figures["masked_sequence_rows"] == 2
+
+
+def test_merged_completions_score_like_separate_ones_in_the_callers_order(tiny_folder, conversation):
+    policy = Policy(load(tiny_folder)).eval()
+    rows = [conversation[k] for k in (2, 3, 0, 1)]
+    found = score(policy, rows, max_tokens=40)
+    for row, (logprobs, entropies) in zip(rows, found, strict=True):
+        expected, expected_entropy, _ = alone(tiny_folder, row)
+        assert logprobs == pytest.approx(expected, abs=2e-5)
+        assert entropies == pytest.approx(expected_entropy, abs=2e-5)
+
+
 def test_the_gradient_of_the_end_tokens_embedding_is_kept(tiny_folder):
     policy = Policy(load(tiny_folder))
     assert policy.language_model.get_input_embeddings().padding_idx is None
