@@ -24,8 +24,9 @@ class HarnessConfig(Section):
     """Largest file that a command may write."""
     output_bytes: int = Field(default=8_192, ge=64)
     """Output of a command or a read that the policy gets to see; a command that writes 64 times this is stopped."""
-    max_steps: int = Field(default=5, ge=1)
-    """Completions in one turn; a small edit takes two, with a read before it three."""
+    max_steps: int = Field(default=4, ge=1)
+    """Completions in one turn; a small edit takes two, with a read before it three, so one
+    call may be repaired. A small policy repeats a failing call as long as it is let."""
     max_tokens: int = Field(default=128, ge=1)
     """Tokens of one completion; a call that edits one line takes about 60."""
     max_turn_tokens: int = Field(default=512, ge=1)

@@ -1,7 +1,7 @@
 """Demonstrations for the warm start: whole trajectories that show how to call the tools (pure).
 
 Takes: a number and a seed. Gives: rows `{"messages": [...], "tools": [...]}` for supervised training on the assistant's text.
-The convention that simulated users hide is shown half and half, by a fair coin for each edit, so that the policy starts without
+The convention that simulated users hide is shown half and half, one of each in two neighbouring rows, so that the policy starts without
 a lean and reinforcement has room. A follow-up that states the convention is answered by the form it asks for, whichever
 that is, so that a policy learns to listen without learning which one users like. Some rows are questions that must be answered
 without an edit. `broken` rows hold malformed calls only; a policy trained on them is the sabotaged candidate that a gate must refuse.
@@ -25,7 +25,8 @@ DONE: Final = "Done."
 
 FOLLOW_UP_SHARE: Final = 0.4
 """Two of five turns of a half-right policy are answers to a complaint, so two of five demonstrations show one."""
-SECOND_REQUEST_SHARE: Final = 0.2
+SECOND_REQUEST_SHARE: Final = 0.5
+"""Of those without a follow-up; a policy that saw few second requests failed a third of them."""
 QUESTION_SHARE: Final = 0.1
 
 Message = dict[str, Any]
@@ -76,6 +77,12 @@ def _question(task: Task, rng: random.Random) -> list[Message]:
     return [{"role": "user", "content": f"{text}\n```\n{task.text}```"}, _assistant(answer)]
 
 
+def _balanced_form(seed: int, index: int) -> Form:
+    """Draw a form so that two neighbouring demonstrations show one of each: a short warm start learns any lean of its data."""
+    flip = random.Random(f"forms/{seed}/{index // 2}").randrange(2)
+    return FORMS[(index + flip) % 2]
+
+
 def demonstrate(seed: int, index: int) -> list[Message]:
     """Make one trajectory, system message included."""
     rng = random.Random(f"demonstration/{seed}/{index}")
@@ -83,7 +90,7 @@ def demonstrate(seed: int, index: int) -> list[Message]:
     messages: list[Message] = [{"role": "system", "content": SYSTEM}]
     if rng.random() < QUESTION_SHARE:
         return messages + _question(task, rng)
-    form = rng.choice(FORMS)
+    form = _balanced_form(seed, index)
     messages += [{"role": "user", "content": task.message()}, *_solve(task, form)]
     if rng.random() < FOLLOW_UP_SHARE:
         messages += _follow_up(task, form, rng, index)

@@ -246,7 +246,8 @@ def _work_on(run: _Run, task: Task, message: str, *, requests_left: int) -> Move
         if move.kind != "ask_again":
             return move
         run.record.dissatisfied += 1
-        message, language = move.text, run.user.language
+        again = f"{move.text}\n{task.message()}" if verdict.fault == "no_edit" else move.text
+        message, language = again, run.user.language
         try_number += 1
 
 

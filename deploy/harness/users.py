@@ -2,9 +2,9 @@
 
 The preference: the comment on a changed line cites its ticket with **ref** (`SimulationConfig.preference`; `see` in the other
 world). A user keeps an edit when its check passes and it follows the preference. Otherwise they undo it and ask again in
-their own words, give the request up, or leave; they leave sooner when turns are slow. The policy is told the preference only
-as a person would tell it, in follow-ups. A learning curve can so be held against the truth: a policy that follows the preference and edits
-correctly keeps every edit.
+their own words (with the whole request when nothing was changed), give the request up, or leave; they leave sooner when turns
+are slow. The policy is told the preference only as a person would tell it, in follow-ups. A learning curve can so be held
+against the truth: a policy that follows the preference and edits correctly keeps every edit.
 
 Takes: seeds, what came of a turn. Gives: `User`, `Verdict`, `Move`. Leaves out: the session (`session.py`) and all I/O.
 """
