@@ -170,12 +170,14 @@ class Producer:
     """
 
     def __init__(self, config: PipelinesConfig, home: Home, *, delivery_timeout_s: float = DELIVERY_TIMEOUT_S, topic: str = "") -> None:
-        """Connect.
+        """Connect; on the embedded broker, which is ours alone, make the topics that are missing.
 
         Raises:
             BrokerUnavailable: Nothing answers.
             ConfigError: See `client_settings`.
         """
+        if not config.kafka.bootstrap_servers:
+            ensure_topics(config, home)
         self.topic = topic or config.kafka.topic
         self._delivery_timeout_s = delivery_timeout_s
         settings = client_settings(config, home)

@@ -213,7 +213,7 @@ class Recorder:
     def _pump(self) -> None:
         """Step 2: disk to broker, in order, as far as the window allows."""
         if self._failed is not None:
-            log.warning("broker away; events wait on disk", extra={"fields": {"error": str(self._failed)}})
+            log.warning("events wait on disk until Kafka takes them", extra={"fields": {"error": str(self._failed)}})
             self._disconnect(timeout_s=0.0)
         if not self._spool.waiting or not (self._producer or self._connect()):
             return
@@ -264,7 +264,7 @@ class Recorder:
         except StageError as error:
             self._next_attempt = time.monotonic() + BACKOFF_S[min(self._attempts, len(BACKOFF_S) - 1)]
             if self._attempts == 0:
-                log.warning("broker away; events wait on disk", extra={"fields": {"error": str(error)}})
+                log.warning("events wait on disk until Kafka takes them", extra={"fields": {"error": str(error)}})
             self._attempts += 1
             return False
         self._attempts = 0

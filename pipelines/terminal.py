@@ -144,10 +144,19 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry | getattr(record, "fields", {}), default=str)
 
 
+class PlainFormatter(logging.Formatter):
+    """The message and then the record's `fields`, for people."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line (and its trace, if it has one)."""
+        fields = "".join(f", {name}: {value}" for name, value in getattr(record, "fields", {}).items())
+        return super().format(record) + fields
+
+
 def configure_logging() -> None:
     """Send logs to stderr: JSON when `TIDEGATE_LOG=json`, plain otherwise."""
     handler = logging.StreamHandler()
-    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    plain = PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if os.environ.get("TIDEGATE_LOG") == "json" else plain)
     logging.basicConfig(level=os.environ.get("TIDEGATE_LOG_LEVEL", "WARNING"), handlers=[handler], force=True)
 

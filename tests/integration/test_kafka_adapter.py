@@ -3,6 +3,7 @@
 import pytest
 
 from pipelines import kafka
+from pipelines.broker import EmbeddedBroker
 from pipelines.config import KafkaConfig, PipelinesConfig
 from pipelines.errors import BrokerUnavailable, ConfigError, ContractViolation
 from pipelines.storage import Home
@@ -71,3 +72,11 @@ def test_secrets_come_only_from_the_environment(home: Home, monkeypatch: pytest.
         kafka.client_settings(PipelinesConfig(kafka=bad), home)
     with pytest.raises(ConfigError, match="is not a setting"):
         kafka.client_settings(PipelinesConfig(kafka=section.model_copy(update={"security": {"sasl": "x"}})), home)
+
+
+def test_the_first_producer_on_an_embedded_broker_makes_its_topic(home: Home) -> None:
+    config = PipelinesConfig()
+    with EmbeddedBroker(home, config=config.kafka), kafka.Producer(config, home) as producer:
+        producer.send(b"{}", "s1")
+        producer.flush()
+        assert sum(kafka.end_offsets(config, home).values()) == 1
