@@ -47,8 +47,9 @@ class ServingConfig(Section):
     """Wait before a crashed replica is started again; doubles at every crash up to a minute."""
     tolerance_float32: float = Field(default=1e-3, gt=0)
     """Fingerprint: largest mean |difference| of log-probabilities to the checkpoint's own reference, nats."""
-    tolerance_bfloat16: float = Field(default=0.05, gt=0)
-    """The same where the engine rounds to bfloat16; SmolLM2-135M measures 0.019."""
+    tolerance_bfloat16: float = Field(default=0.15, gt=0)
+    """The same where the engine rounds to bfloat16: SmolLM2-135M measures 0.019 to 0.072; weights scaled by 1.5 measure far above. That
+    these are the right weights is the manifest's to prove; this proves that they were loaded whole."""
 
     def engine_threads(self) -> int:
         """Return the threads of one engine on this machine."""

@@ -45,7 +45,7 @@ lr = 1e-4
 [warmstart]
 dtype = "fp32"
 lr = 5e-3
-passes = 6
+passes = 4
 max_examples = 2000
 [harness]
 max_steps = 3
@@ -122,6 +122,10 @@ def run_sessions(deployment: Deployment, number: int, seed: int) -> dict[str, An
     return deployment.setting.job("sessions", tasks.python_module(*words))
 
 
+def failed_checks(result: dict[str, Any]) -> set[str]:
+    return {check["name"] for check in result["checks"] if check["verdict"] == "fail"}
+
+
 def test_a_cycle_on_real_parts_ships_and_sabotaged_candidates_do_not(deployment: Deployment) -> None:
     home, ledger = deployment.setting.home, deployment.setting.ledger
     first = ledger.serving()
@@ -147,7 +151,7 @@ def test_a_cycle_on_real_parts_ships_and_sabotaged_candidates_do_not(deployment:
     nan = deployment.setting.job("sabotage", tasks.python_module("trainer", "sabotage", "--parent", second.checkpoint, "--kind", "nan"))
     refused = tasks.try_candidate(deployment.setting, nan["checkpoint"], now=datetime.now(UTC))
     assert refused["verdict"] == "fail"
-    assert {check["name"] for check in refused["checks"] if check["verdict"] == "fail"} == {"artifact.finite"}, refused["reasons"]
+    assert failed_checks(refused) == {"artifact.finite", "artifact.norm"}, "NaN weights are refused before anything loads them"
 
     data = home.root / "broken.jsonl"
     broken = '<tool_call>{"name": "read_file", "arguments": }</tool_call>'
@@ -156,8 +160,7 @@ def test_a_cycle_on_real_parts_ships_and_sabotaged_candidates_do_not(deployment:
     hack = deployment.setting.job("sabotage", tasks.python_module(*words))
     refused = tasks.try_candidate(deployment.setting, hack["checkpoint"], now=datetime.now(UTC))
     assert refused["verdict"] == "fail"
-    failed = {check["name"] for check in refused["checks"] if check["verdict"] == "fail"}
-    assert "hacks.invalid_calls" in failed, refused["reasons"]
+    assert "hacks.invalid_calls" in failed_checks(refused), refused["reasons"]
 
     after = ledger.serving()
     assert after is not None
