@@ -7,6 +7,7 @@ The loss is a sum over the whole optimizer batch divided by a Z fixed before the
 its rows are chained, cut into micro-batches or dealt to ranks. Figures travel as sums too.
 """
 
+import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -91,6 +92,7 @@ class Trainer:
         self.loss = named(loss)
         self.settings = settings
         self.max_tokens = max_tokens
+        gc.freeze()  # DeepSpeed collects garbage several times while it starts; a second each over the imported libraries' objects
         trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         self.engine: Any = library.initialize(model=policy, model_parameters=trainable, config=dict(deepspeed))[0]
         self.rank, self.world = dist.get_rank(), dist.get_world_size()

@@ -39,6 +39,8 @@ def environment(*, threads: int) -> dict[str, str]:
     """Return the ranks' environment: threads bound, waiting threads asleep, CPU unless there is a GPU."""
     found = dict(os.environ)
     found.update(OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
+    # Nothing is compiled here, but decorators inside DeepSpeed load the whole compiler where it is not off: seconds a rank.
+    found.update(TORCHDYNAMO_DISABLE="1")
     if "DS_ACCELERATOR" not in found and not Path("/dev/nvidia0").exists():
         found["DS_ACCELERATOR"] = "cpu"
     root = str(Path(__file__).resolve().parent.parent)

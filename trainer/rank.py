@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -243,17 +244,23 @@ class RankJob:
             setattr(self.run, name, state[name])
         self.tell({"done": self.run.step})
 
-    def export(self, parity: dict[str, float]) -> dict[str, Any] | None:
+    def probe(self) -> list[np.ndarray]:
+        """Score the parent's probe with the policy as it is now; every rank takes part."""
+        rows, _ = publish.read_probe(Path(self.job.parent_folder))
+        self.trainer.engine.eval()
+        return [logprobs for logprobs, _ in score(self.trainer.engine, rows)]
+
+    def export(self, parity: dict[str, float], *, rounding: float) -> dict[str, Any] | None:
         """Merge, write, read back and seal the candidate (rank 0); every rank takes part in collecting weights.
 
-        The read-back compares like with like: exported weights in the trainer's arithmetic against the trainer. What it may
-        differ by is the tolerance plus this arithmetic's own rounding, measured on the parent with the same probe (0 for fp32).
+        The weights are read back in fp32 and compared with the trainer on the probe. They may differ by the tolerance plus the
+        rounding of the trainer's arithmetic, which was measured on the parent with the same probe (next to 0 for fp32). Reading
+        back in bf16 would add that rounding a second time, of other weights, and refuse good candidates.
         """
         job, run, settings = self.job, self.run, self.job.settings
         parent = Path(job.parent_folder)
-        probe, parent_fp32 = publish.read_probe(parent)
-        self.trainer.engine.eval()
-        seen = [logprobs for logprobs, _ in score(self.trainer.engine, probe)]
+        _, parent_fp32 = publish.read_probe(parent)
+        seen = self.probe()
         masters = self.trainer.master_weights()
         if self.rank != 0:
             return None
@@ -265,9 +272,8 @@ class RankJob:
         staged = publish.stage_child(pristine, parent, Path(job.store))
         del pristine
         release()
-        moved = publish.mean_gap(publish.write_probe(staged), parent_fp32)
-        gap = publish.mean_gap(publish.score_folder(staged, probe, dtype=settings.dtype), seen)
-        rounding = publish.mean_gap(publish.score_folder(parent, probe, dtype=settings.dtype), parent_fp32)
+        exported = publish.write_probe(staged)
+        gap = publish.mean_gap(exported, seen)
         publish.check_export(staged, gap=gap, change=change, tolerance=settings.probe_tolerance + rounding)
         if job.state:
             (staged / jobs.TRAINER_STATE).write_text(json.dumps(job.state, sort_keys=True), encoding="utf-8")
@@ -283,7 +289,7 @@ class RankJob:
             "relative_change": change,
             "probe_gap_nats": gap,
             "probe_rounding_nats": rounding,
-            "probe_moved_nats": moved,
+            "probe_moved_nats": publish.mean_gap(exported, parent_fp32),
             **parity,
         }
         identity, path = publish.seal(
@@ -301,26 +307,43 @@ class RankJob:
         return {"checkpoint": identity, "path": str(path), "parent": job.parent, **job.facts, **figures}
 
 
+class Clock:
+    """Seconds of each part of a job, from the start of the process: imports take a good part of a small job."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self.seconds = {"start": time.time() - psutil.Process().create_time()}
+
+    def lap(self, part: str) -> None:
+        """Close a part."""
+        now = time.monotonic()
+        self.seconds[part] = now - self._last
+        self._last = now
+
+
 def work(folder: Path, rank: int) -> None:
     """Run the whole job in one rank."""
-    started = time.monotonic()
+    clock = Clock()
     current = RankJob(folder, rank)
     job = current.job
+    clock.lap("load")
     candidates.read_manifest(Path(job.parent_folder))
+    rounding = publish.mean_gap(current.probe(), publish.read_probe(Path(job.parent_folder))[1])
     ref = current.reference()
     parity = parity_figures(current.rows, ref) if job.kl_limited else {}
     check_parity(parity, job)
-    scored_s = time.monotonic() - started
+    clock.lap("reference")
     current.restore()
     current.tell({})
     current.train(ref)
+    clock.lap("train")
     if job.settings.lr == 0:
         result: dict[str, Any] | None = _self_test(current, ref, parity)
     else:
-        result = current.export(parity)
+        result = current.export(parity, rounding=rounding)
+    clock.lap("export")
     if rank == 0 and result is not None:
-        result |= {"seconds": {"load_and_reference": scored_s, "all": time.monotonic() - started}}
-        write_atomic(folder / jobs.RESULT, json.dumps(result).encode())
+        write_atomic(folder / jobs.RESULT, json.dumps(result | {"seconds": clock.seconds}).encode())
 
 
 def _self_test(current: RankJob, ref: list[np.ndarray], parity: dict[str, float]) -> dict[str, Any] | None:
