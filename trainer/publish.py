@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pipelines.errors import CheckpointInvalid, MissingDependency
 from trainer import candidates
@@ -40,6 +40,13 @@ PROBE_DIALOGUES: Final = (
     ("def add(a, b):", "    return a + b\n"),
 )  # fmt: skip
 """Fixed texts whose log-probabilities fingerprint a checkpoint: English, a tool call, line breaks, leading spaces."""
+
+GGUF_NAMES: Final = {
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head", "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+"""llama.cpp's names of a Llama model's tensors, and transformers'."""
 
 Kind = Literal["base", "warmstart", "update", "sabotage"]
 
@@ -207,6 +214,58 @@ def find_base(store: Path, source_sha: str) -> tuple[str, Path] | None:
     return None
 
 
+def base_model(source: Path) -> Any:
+    """Read a Llama-like GGUF file into a causal LM in fp32.
+
+    transformers can do this too, but parses the file twice and builds the same name table for every module: several times slower.
+
+    Raises:
+        CheckpointInvalid: The file holds another architecture or other tensors than the model has.
+    """
+    from gguf import GGUFReader, dequantize
+
+    reader = GGUFReader(source)
+
+    def fact(name: str) -> Any:
+        return reader.fields[name].contents()
+
+    if fact("general.architecture") != "llama":
+        raise CheckpointInvalid(f"{source} holds the architecture {fact('general.architecture')}, not llama")
+    weights = {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
+    heads, kv_heads = fact("llama.attention.head_count"), fact("llama.attention.head_count_kv")
+    config = LlamaConfig(
+        vocab_size=len(weights["token_embd.weight"]), hidden_size=fact("llama.embedding_length"),
+        intermediate_size=fact("llama.feed_forward_length"), num_hidden_layers=fact("llama.block_count"), num_attention_heads=heads,
+        num_key_value_heads=kv_heads, max_position_embeddings=fact("llama.context_length"),
+        rms_norm_eps=fact("llama.attention.layer_norm_rms_epsilon"),
+        rope_parameters={"rope_type": "default", "rope_theta": fact("llama.rope.freq_base")},
+        bos_token_id=fact("tokenizer.ggml.bos_token_id"), eos_token_id=fact("tokenizer.ggml.eos_token_id"),
+        pad_token_id=fact("tokenizer.ggml.padding_token_id"), tie_word_embeddings="output.weight" not in weights,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    state = {_name_of(name): torch.from_numpy(_unpermuted(name, array, heads, kv_heads)) for name, array in weights.items()}
+    found = model.load_state_dict(state, strict=False, assign=False)
+    if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
+        raise CheckpointInvalid(f"{source} has other tensors than a Llama model: {[*found.unexpected_keys, *found.missing_keys][:5]}")
+    return model
+
+
+def _name_of(name: str) -> str:
+    """Translate a GGUF tensor name to transformers' name."""
+    parts = name.split(".")
+    if parts[0] == "blk":
+        return f"model.layers.{parts[1]}.{GGUF_NAMES[parts[2]]}.weight"
+    return f"{GGUF_NAMES[parts[0]]}.weight"
+
+
+def _unpermuted(name: str, array: np.ndarray, heads: int, kv_heads: int) -> np.ndarray:
+    """Undo llama.cpp's order of rotary dimensions: it interleaves the two halves of each head of the query and key projections."""
+    count = {"attn_q": heads, "attn_k": kv_heads}.get(name.split(".")[-2])
+    if count is None:
+        return np.array(array)
+    return np.array(array.reshape(count, -1, 2, array.shape[-1]).swapaxes(1, 2).reshape(array.shape))
+
+
 def import_base(store: Path, *, now: datetime) -> tuple[str, Path]:
     """Convert the packaged SmolLM2-135M-Instruct into a checkpoint; a second call returns the first one's.
 
@@ -218,7 +277,7 @@ def import_base(store: Path, *, now: datetime) -> tuple[str, Path]:
     if found := find_base(store, source_sha):
         return found
     quiet()
-    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    model = base_model(source)
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     staged = stage_weights(model, store)
     write_tokenizer(staged, json.loads(tokenizer.backend_tokenizer.to_str()))

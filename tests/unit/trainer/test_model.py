@@ -168,6 +168,63 @@ def test_an_adapter_for_a_missing_weight_or_a_nan_is_not_merged(tiny_folder):
         publish.merged_lora(load(tiny_folder), good, scaling=1.0)
 
 
+def gguf_file(path, model, *, architecture="llama", skip=()):
+    """Write a tiny Llama as llama.cpp's converter does: its tensor names, rotary dimensions of each head interleaved."""
+    from gguf import GGUFWriter
+
+    config, writer = model.config, GGUFWriter(path, architecture)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(12_345.0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(2)
+    layer = (
+        ("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"), ("attn_q", "self_attn.q_proj"),
+        ("attn_k", "self_attn.k_proj"), ("attn_v", "self_attn.v_proj"), ("attn_output", "self_attn.o_proj"),
+        ("ffn_gate", "mlp.gate_proj"), ("ffn_up", "mlp.up_proj"), ("ffn_down", "mlp.down_proj"),
+    )  # fmt: skip
+    named = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"} | {
+        f"blk.{k}.{ours}.weight": f"model.layers.{k}.{theirs}.weight" for k in range(config.num_hidden_layers) for ours, theirs in layer
+    }
+    for name, theirs in named.items():
+        array = model.get_parameter(theirs).detach().numpy()
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name.split(".")[-2])
+        if heads is not None:
+            array = np.stack([half.reshape(2, -1, array.shape[1]).swapaxes(0, 1).reshape(half.shape) for half in np.split(array, heads)])
+            array = array.reshape(-1, array.shape[-1])
+        if name not in skip:
+            writer.add_tensor(name, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_gguf_file_becomes_the_model_it_was_made_from(tiny_folder, tmp_path):
+    original = load(tiny_folder)
+    found = publish.base_model(gguf_file(tmp_path / "tiny.gguf", original))
+    expected, ours = dict(original.named_parameters()), dict(found.named_parameters())
+    assert expected.keys() == ours.keys()
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+    assert found.config.rope_parameters["rope_theta"] == pytest.approx(12_345.0)
+    assert (found.config.vocab_size, found.config.max_position_embeddings, found.config.tie_word_embeddings) == (512, 8192, True)
+
+
+def test_a_gguf_file_of_another_architecture_or_with_a_tensor_missing_is_refused(tiny_folder, tmp_path):
+    original = load(tiny_folder)
+    with pytest.raises(CheckpointInvalid, match="architecture"):
+        publish.base_model(gguf_file(tmp_path / "other.gguf", original, architecture="mamba"))
+    with pytest.raises(CheckpointInvalid, match=r"q_proj"):
+        publish.base_model(gguf_file(tmp_path / "less.gguf", original, skip=("blk.1.attn_q.weight",)))
+
+
 def test_the_probe_of_a_checkpoint_is_what_its_weights_give(tiny_folder):
     rows, expected = publish.read_probe(tiny_folder)
     found = [logprobs for logprobs, _ in score(Policy(load(tiny_folder)).eval(), rows)]
