@@ -105,7 +105,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     with EmbeddedBroker(home, config=config.kafka):
         base, _ = tiny_checkpoint(home.store)
         data = folder / "demonstrations.jsonl"
-        call = call_text("read_file", {"path": "app.py"})
+        call = call_text("grep", {"pattern": "def"})
         data.write_text("".join(json.dumps(scripted(row, call)) + "\n" for row in rows(300, 0, "good")))
         warm = setting.job("warmstart", tasks.python_module("trainer", "warmstart", "--parent", base, "--data", str(data)))
         setting.ledger.install(warm["checkpoint"])
@@ -147,6 +147,7 @@ def test_a_cycle_on_real_parts_ships_and_sabotaged_candidates_do_not(deployment:
     counted = sum(row["turns"] for row in lake.counts(home))
     assert counted == lake.turns(home).num_rows > 0, "every turn has one outcome"
     run_sessions(deployment, 4, 2)
+    tasks.freeze_window(deployment.setting)
 
     nan = deployment.setting.job("sabotage", tasks.python_module("trainer", "sabotage", "--parent", second.checkpoint, "--kind", "nan"))
     refused = tasks.try_candidate(deployment.setting, nan["checkpoint"], now=datetime.now(UTC))
@@ -154,7 +155,7 @@ def test_a_cycle_on_real_parts_ships_and_sabotaged_candidates_do_not(deployment:
     assert failed_checks(refused) == {"artifact.finite", "artifact.norm"}, "NaN weights are refused before anything loads them"
 
     data = home.root / "broken.jsonl"
-    broken = '<tool_call>{"name": "read_file", "arguments": }</tool_call>'
+    broken = '<tool_call>{"name": "grep", "arguments": }</tool_call>'
     data.write_text("".join(json.dumps(scripted(row, broken)) + "\n" for row in rows(300, 1, "good")))
     words = ("trainer", "sabotage", "--parent", second.checkpoint, "--kind", "invalid-tools", "--data", str(data))
     hack = deployment.setting.job("sabotage", tasks.python_module(*words))
