@@ -7,6 +7,7 @@ nobody behind. Torch-free: the process that selects rows and logs metrics never 
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,12 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from pipelines.errors import EngineUnavailable, TerminalError
+from pipelines.errors import EngineUnavailable, TerminalError, TransientError
 from pipelines.terminal import progress
 from trainer import job as jobs
 
 POLL_S: Final = 0.2
 TAIL_BYTES: Final = 2000
+KILLED: Final = re.compile(r"exitcode\s*:\s*-9\b")
+"""How torchrun reports a rank that got SIGKILL."""
 PR_SET_PDEATHSIG: Final = 1
 """linux/prctl.h: deliver a signal when the parent ends."""
 
@@ -67,6 +70,7 @@ def run(folder: Path, *, label: str, on_step: Callable[[dict[str, Any]], None] =
     Raises:
         StageError: What a rank reported.
         EngineUnavailable: The ranks did not end in time.
+        TransientError: A rank was killed from outside, as by a machine without memory.
         TerminalError: A rank died without a word; its last lines are in the message.
     """
     if finished := jobs.result(folder):
@@ -98,6 +102,11 @@ def run(folder: Path, *, label: str, on_step: Callable[[dict[str, Any]], None] =
     with log.open("rb") as file:
         file.seek(max(log.stat().st_size - TAIL_BYTES, 0))
         tail = file.read().decode(errors="replace")
+    if KILLED.search(tail):
+        raise TransientError(
+            f"a training rank was killed by the system, most often because memory ran out; the same command goes on from the last "
+            f"checkpoint. Free memory, or lower trainer.world_size or trainer.max_tokens_per_micro_batch; see {log}"
+        )
     raise TerminalError(f"the training ranks ended with code {ranks.returncode} and no result; see {log}. Its end: ...{tail}")
 
 

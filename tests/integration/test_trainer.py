@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from pipelines.errors import CheckpointInvalid, ContractViolation
@@ -156,15 +157,20 @@ def test_killed_twice_an_update_ends_bit_equal_to_an_uninterrupted_one(one_rank,
         "lake_version=None, now=datetime.fromisoformat(sys.argv[4]))"
     )
     command = [sys.executable, "-c", runner, json.dumps(write[1::2]), str(home.root), identity, NOW.isoformat()]
-    for steps in (1, 3):
-        process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    said = tmp_path / "said.txt"
+    for steps, victim in ((1, "trainer.rank"), (3, "launcher")):
+        with said.open("wb") as output:
+            process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
         deadline = time.monotonic() + 150
         while not list(home.training.glob(f"*/checkpoints/step-*{steps}")):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        os.kill(process.pid, signal.SIGKILL)
+        ranks = [child.pid for child in psutil.Process(process.pid).children(recursive=True) if "trainer.rank" in child.cmdline()]
+        os.kill(ranks[-1] if victim == "trainer.rank" else process.pid, signal.SIGKILL)
         process.wait()
+        if victim == "trainer.rank":
+            assert "TransientError: a training rank was killed by the system" in said.read_text()
     result = update(settings(world_size=1), home, parent=identity, policy_version=1, lake_version=None, now=NOW + timedelta(minutes=1))
     assert result["checkpoint"] == one_rank[2]["checkpoint"]
 
