@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from deploy.harness.client import Caller, GatewayClient, Place, Reply, Sampling
+from deploy.harness.client import Caller, ContextFull, GatewayClient, Place, Reply, Sampling
 from deploy.harness.config import HarnessConfig
 from deploy.harness.edits import Edit, size, sketch
 from deploy.harness.sandbox import Sandbox
@@ -34,6 +34,8 @@ class Ending(StrEnum):
     """It ended in a question and had edited nothing."""
     STEP_LIMIT = "step_limit"
     TOKEN_LIMIT = "token_limit"
+    CONTEXT_LIMIT = "context_limit"
+    """The conversation no longer fits what the model can read."""
     CUT = "cut"
     """Its last text ran into the token limit of one completion."""
     INTERRUPTED = "interrupted"
@@ -136,7 +138,11 @@ def run_turn(agent: Agent, conversation: list[Message], *, turn_id: str, turn_in
             seed=sampling_seed(agent.seed_key, turn_index, step),
         )
         place = Place(turn_id=turn_id, turn_index=turn_index, step=step)
-        reply = agent.client.complete(conversation, sampling, caller=agent.caller, place=place)
+        try:
+            reply = agent.client.complete(conversation, sampling, caller=agent.caller, place=place)
+        except ContextFull:
+            ending = Ending.CONTEXT_LIMIT
+            break
         agent.log.stamp(reply.policy_version, reply.arm)
         progress.tokens += reply.response_tokens
         conversation.append(_assistant(reply))

@@ -110,6 +110,14 @@ def _parse(body: Mapping[str, Any], headers: httpx.Headers) -> Reply:
     )
 
 
+CONTEXT_FULL: Final = "context_length_exceeded"
+"""OpenAI's error code for it."""
+
+
+class ContextFull(ContractViolation):
+    """The conversation has outgrown what the model can read: the end of a turn, not of a run."""
+
+
 class GatewayClient:
     """A pool of connections to one gateway; safe to share between threads."""
 
@@ -139,7 +147,8 @@ class GatewayClient:
         Raises:
             EngineUnavailable: The gateway cannot be reached, stays busy, failed, or took longer than the timeout.
             ConfigError: It wants another key.
-            ContractViolation: It refuses the request, or its answer is not a chat completion.
+            ContextFull: The conversation has outgrown what the model can read.
+            ContractViolation: It refuses the request for another reason, or its answer is not a chat completion.
         """
         body = {
             "model": "tidegate",
@@ -155,6 +164,8 @@ class GatewayClient:
             raise ConfigError(f"the gateway at {self._url} refuses this key; set TIDEGATE_API_KEY")
         if response.status_code >= 500 or response.status_code in RETRY_STATUS:
             raise EngineUnavailable(f"the gateway at {self._url} answered {response.status_code}: {response.text[:200]}")
+        if response.status_code == 400 and CONTEXT_FULL in response.text:
+            raise ContextFull(f"the gateway at {self._url}: {response.text[:200]}")
         if response.status_code != 200:
             raise ContractViolation(f"the gateway at {self._url} refused a completion ({response.status_code}): {response.text[:200]}")
         try:

@@ -122,6 +122,7 @@ def test_a_broken_call_is_answered_recorded_and_may_be_repaired(agent) -> None:
         ([Scripted(content="It is", finish_reason="length")], {}, Ending.CUT),
         ([call_text("grep", {"pattern": "x"})] * 9, {"max_steps": 2}, Ending.STEP_LIMIT),
         ([call_text("grep", {"pattern": "x"})] * 9, {"max_turn_tokens": 30}, Ending.TOKEN_LIMIT),
+        ([call_text("grep", {"pattern": "x"}), Scripted(status=400, error_code="context_length_exceeded")], {}, Ending.CONTEXT_LIMIT),
     ],
 )
 def test_how_a_turn_ends(agent, texts, config, ending: Ending) -> None:

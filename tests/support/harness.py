@@ -30,6 +30,8 @@ class Scripted:
     status: int = 200
     finish_reason: str = "stop"
     policy_version: int = 3
+    error_code: str = ""
+    """OpenAI's code beside a status that is not 200."""
 
 
 @dataclass
@@ -84,6 +86,8 @@ class ScriptedGateway:
             "choices": [{"index": 0, "message": message, "finish_reason": answer.finish_reason}],
             "usage": {"prompt_tokens": 100, "completion_tokens": max(1, len(answer.content) // 4)},
         }
+        if answer.error_code:
+            body = {"error": {"message": "no", "code": answer.error_code}}
         data = json.dumps(body).encode()
         handler.send_response(answer.status)
         handler.send_header("Content-Type", "application/json")
