@@ -207,9 +207,9 @@ def run_demo(plan: Plan, config: Config, home: Home, *, settings: Path, override
             _sessions(run, setting, plan, url, number)
             cycles.append(_cycle(run, number, cycle))
         _sessions(run, setting, plan, url, plan.cycles + 1)
+        ends = run.once("count events", lambda: setting.job("observe", setting.commands.observe))["ends"]
         run.once("last distil", lambda: tasks.freeze_window(setting))
         planted = run.once("planted hack", lambda: _plant(run, setting)) if plan.hack != "none" else None
-        ends = run.once("count events", lambda: setting.job("observe", setting.commands.observe))["ends"]
     with run.timed("report"):
         data = _report(run, plan, home, cycles=cycles, planted=planted, produced=sum(ends.values()))
     run.finish()

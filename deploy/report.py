@@ -136,7 +136,7 @@ def headline(policies: Sequence[Mapping[str, Any]]) -> str:
 PANELS: Final = (
     ("kept_edits", "Edits kept", "share of proposed edits the user kept; higher is better", "%"),
     ("dissatisfied", "Dissatisfied follow-ups", "share of next messages read as dissatisfied; lower is better", "%"),
-    ("latency_s", "Turn latency", "median seconds from message to answer; lower is better", "s"),
+    ("latency_s", "Turn latency", "median seconds spent sampling a turn; lower is better", "s"),
     ("invalid_calls", "Invalid tool calls", "share of calls that were malformed or unknown; lower is better", "%"),
 )
 
