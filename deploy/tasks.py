@@ -192,7 +192,9 @@ def serving_pointer(setting: Setting) -> Pointer:
     """
     pointer = setting.ledger.serving()
     if pointer is None:
-        raise errors.Refused(f"nothing serves in {setting.home.root} yet; install a first checkpoint: tidegate demo (or tidegate up)")
+        raise errors.Refused(
+            f"nothing serves in {setting.home.root} yet; install a first checkpoint: tidegate ckpt install ID (or tidegate demo)"
+        )
     return pointer
 
 

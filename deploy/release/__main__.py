@@ -299,6 +299,22 @@ def ckpt_ls(*, common: Common = Common()) -> None:
     common.show({"checkpoints": found}, lambda: "\n".join(lines) or "the store is empty")
 
 
+@ckpt.command(name="install")
+def ckpt_install(checkpoint: str, /, *, common: Common = Common()) -> None:
+    """Make a checkpoint the first policy of a new deployment: policy 1, serving and anchor. Later ones are shipped.
+
+    Args:
+        checkpoint: Its id or a prefix, as `tidegate trainer warmstart` prints it.
+        common: Options of every command.
+    """
+    home = common.place()
+    identity, folder = candidates.find(home.store, checkpoint)
+    candidates.verify(folder)
+    pointer = Ledger(home.ledger).install(identity)
+    found = {"checkpoint": identity, "policy_version": 1, "serving": pointer.checkpoint}
+    common.show(found, lambda: f"{identity[:12]} is policy 1; {pointer.checkpoint[:12]} serves")
+
+
 @ckpt.command(name="verify")
 def ckpt_verify(checkpoint: str = "", /, *, common: Common = Common()) -> int:
     """Check checkpoints against their manifests, byte for byte.

@@ -392,5 +392,5 @@ def _ship_of(row: sqlite3.Row) -> Ship:
 
 def _need(pointer: Pointer | None) -> Pointer:
     if pointer is None:
-        raise Refused("nothing serves yet; install the first checkpoint: tidegate demo, or ledger.install(checkpoint)")
+        raise Refused("nothing serves yet; install the first checkpoint: tidegate ckpt install ID (or tidegate demo)")
     return pointer

@@ -75,7 +75,7 @@ class Fleet:
         """
         target = await asyncio.to_thread(self._source)
         if target is None:
-            raise Refused(f"the ledger {self._home.ledger} names no serving checkpoint; run `tidegate warmstart` or `tidegate demo` first")
+            raise Refused(f"the ledger {self._home.ledger} names no serving checkpoint; run: tidegate ckpt install ID (or tidegate demo)")
         self._serving = await self._prepare(target)
         self._loop = asyncio.create_task(self._follow(), name="fleet")
 

@@ -126,3 +126,20 @@ def test_commands_end_with_their_exit_code_and_one_sentence(release_home, pair, 
     assert done.returncode == code, done.stderr
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_first_checkpoint_is_installed_by_a_command_and_another_one_is_not(release_home):
+    first, other = (
+        make_checkpoint(release_home, base_weights(), kind="warmstart"),
+        make_checkpoint(release_home, base_weights(), template="other"),
+    )
+    argv = [sys.executable, "-m", "deploy.release", "ckpt", "install"]
+    options = ["--home", str(release_home.root), "--json"]
+    done = subprocess.run([*argv, first[:12], *options], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"checkpoint": first, "policy_version": 1, "serving": first}
+    pointer = Ledger(release_home.ledger).serving()
+    assert pointer is not None
+    assert (pointer.checkpoint, pointer.anchor, pointer.policy_version) == (first, first, 1)
+    refused = subprocess.run([*argv, other, *options], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 6
+    assert "is installed" in refused.stderr
