@@ -127,6 +127,9 @@ def _services(run: Run, setting: tasks.Setting) -> Iterator[str]:
     with ExitStack() as stack:
         with run.timed("start broker"):
             stack.enter_context(EmbeddedBroker(home, config=setting.config.kafka))
+        with run.timed("start Prefect"):
+            stack.callback(launch.stop, home, "prefect")
+            orchestrator.start_server(home, detached=False)
         _warm_start(run, setting)
         with run.timed("start gateway"):
             argv = setting.argv(tasks.python_module("deploy.serving"))

@@ -51,8 +51,12 @@ def server_url(home: Home) -> str | None:
         return None
 
 
-def start_server(home: Home) -> str:
+def start_server(home: Home, *, detached: bool) -> str:
     """Start Prefect's server on a free loopback port, or return the address of the one that runs.
+
+    Args:
+        home: The deployment.
+        detached: Whether it outlives us. A server that a flow starts for itself would outlive a killed flow, so a demo starts its own.
 
     Raises:
         EngineUnavailable: It does not come up.
@@ -65,7 +69,7 @@ def start_server(home: Home) -> str:
     write_atomic(home.run / "prefect.json", json.dumps({"url": url}).encode())
     argv = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     env = environment(home) | {"PREFECT_API_URL": url}
-    launch.start(home, "prefect", argv, ready=observe.answers(f"{url}/health"), deadline_s=SERVER_START_S, detached=True, env=env)
+    launch.start(home, "prefect", argv, ready=observe.answers(f"{url}/health"), deadline_s=SERVER_START_S, detached=detached, env=env)
     return url
 
 

@@ -94,7 +94,7 @@ def up(config: Config, home: Home, *, settings: Path | None = None, overrides: l
     done = [_start_broker(config, home)]
     _ensure_topics(config, home)
     ran = orchestrator.server_url(home) is not None
-    url = orchestrator.start_server(home)
+    url = orchestrator.start_server(home, detached=True)
     done.append(Service(name="prefect", state="already running" if ran else "started", where=url))
     schedule = [*python_module("deploy.orchestrator", "serve"), *common]
     every = f"every {config.schedule.interval_hours:g} h since {config.schedule.anchor_at:%Y-%m-%d %H:%M} UTC"
