@@ -45,7 +45,8 @@ LISTED = {"one-1.0.jar": _digest(b"one"), "two-2.0.jar": _digest(b"two")}
 
 
 def test_jars_as_listed_pass(folder: Path) -> None:
-    jars.check(folder, LISTED)
+    jars.check(folder, LISTED)  # raises where one differs
+    assert {path.name for path in folder.iterdir()} == set(LISTED), "checking removes nothing"
 
 
 def test_an_altered_jar_is_refused_by_name_with_both_digests(folder: Path) -> None:
@@ -87,7 +88,9 @@ def test_every_pinned_module_has_a_digest_and_every_digest_a_module(name: str) -
 
 @pytest.mark.parametrize("name", jars.SETS)
 def test_the_installed_jars_are_the_listed_ones(name: str) -> None:
-    jars.check(Path(sys.prefix) / "share" / "tidegate" / "jars" / name, jars.listed(name))
+    folder = Path(sys.prefix) / "share" / "tidegate" / "jars" / name
+    jars.check(folder, jars.listed(name))  # raises where one differs
+    assert {path.name for path in folder.glob("*.jar")} == set(jars.listed(name))
 
 
 def _tools(tmp_path: Path, *names: str) -> Path:

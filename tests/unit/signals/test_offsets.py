@@ -59,11 +59,12 @@ def test_state_and_lake_that_end_together_may_start(home: Home) -> None:
 
 
 def test_a_kill_between_ledger_and_commit_is_no_mismatch(home: Home) -> None:
-    state(home, [{0: 5}, {0: 9}], finished=1)
+    folder = state(home, [{0: 5}, {0: 9}], finished=1)
     ledger(home, 0, {0: 5})
     offsets.verify(home, "t")
     ledger(home, 1, {0: 9}, start=5)
     offsets.verify(home, "t")
+    assert offsets.planned_starts(folder, 1, "t") == {0: 5}, "the batch that is done again begins where it began"
 
 
 def test_a_lost_state_is_refused_with_the_way_out(home: Home) -> None:
