@@ -53,6 +53,10 @@ class PrivacyConfig(Section):
     default_consent: Literal["train", "measure", "none"] = "measure"
 
 
+class CollectorConfig(Section):
+    """The HTTP collector: events from clients that have no Kafka library."""
+
+
 class PipelinesConfig(BaseModel):
     """Settings of the event pipeline."""
 
@@ -60,12 +64,13 @@ class PipelinesConfig(BaseModel):
 
     kafka: KafkaConfig = KafkaConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    collector: CollectorConfig = CollectorConfig()
 
 
 Tree = TypeVar("Tree", bound=PipelinesConfig)
 
 ALL_SECTIONS: tuple[str, ...] = (
-    "kafka", "privacy", "spark", "signals", "rewards", "trainer", "warmstart",
+    "kafka", "privacy", "collector", "spark", "signals", "rewards", "followups", "lake", "monitors", "trainer", "warmstart",
     "serving", "harness", "simulation", "benchmark", "gate", "release", "schedule", "mlflow",
 )  # fmt: skip
 """Every section of the whole tree; `deploy.config` is tested to define exactly these."""

@@ -71,9 +71,24 @@ class RewardsConfig(Section):
         return medians
 
 
+class FollowupsConfig(Section):
+    """The model that reads a user's next message."""
+
+
+class LakeConfig(Section):
+    """Keeping the lake small and clean."""
+
+
+class MonitorsConfig(Section):
+    """Drift and reward-hack monitors."""
+
+
 class SignalsConfig(PipelinesConfig):
     """Settings up to the signal stage."""
 
     spark: SparkConfig = SparkConfig()
     signals: JobsConfig = JobsConfig()
     rewards: RewardsConfig = RewardsConfig()
+    followups: FollowupsConfig = FollowupsConfig()
+    lake: LakeConfig = LakeConfig()
+    monitors: MonitorsConfig = MonitorsConfig()

@@ -19,6 +19,7 @@ from pipelines.config import KafkaConfig, PipelinesConfig
 from pipelines.errors import BrokerUnavailable, Busy, ConfigError, MissingDependency
 from pipelines.java import find_java, jars_folder
 from pipelines.storage import Home, write_atomic
+from tests.support.processes import runs
 
 pytestmark = pytest.mark.kafka
 
@@ -107,7 +108,7 @@ def test_an_attached_broker_dies_with_a_killed_parent_and_the_next_start_goes_on
         assert found.bootstrap == bootstrap
         parent.kill()
     with EmbeddedBroker(home) as broker:
-        assert not psutil.pid_exists(found.pid) or psutil.Process(found.pid).create_time() != found.started_s
+        assert not runs(found.pid, started_s=found.started_s)
         assert broker.bootstrap == bootstrap
 
 
@@ -118,7 +119,7 @@ def test_a_detached_broker_outlives_its_starter_and_is_stopped_by_another_proces
     found = running(home)
     assert found is not None
     EmbeddedBroker(home).stop()
-    assert not psutil.pid_exists(found.pid)
+    assert not runs(found.pid)
     assert address(home) is None
     assert not (home.run / "broker.json").exists()
 

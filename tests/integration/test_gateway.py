@@ -30,6 +30,7 @@ from pipelines.errors import Rejected
 from pipelines.events import Completion, Event, SessionStarted, TurnStarted, unpack_ids, unpack_logprobs
 from pipelines.kafka import ensure_topics, read_all
 from pipelines.storage import Home
+from tests.support.processes import runs
 from tests.support.serving import Served, pair_home, plain_logprobs, promote, serving_checkpoint
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.kafka]
@@ -256,7 +257,7 @@ def test_a_pinned_gateway_stamps_its_own_arm_and_without_a_broker_its_events_wai
         assert status["events"]["dropped"] == 0
         pid = status["replicas"][0]["pid"]
         assert pinned.stop() == 0
-        assert not psutil.pid_exists(pid)
+        assert not runs(pid)
         assert not pinned.state.exists()
         assert list((pinned.home.run / "replicas").iterdir()) == []
     finally:
