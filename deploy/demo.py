@@ -175,7 +175,7 @@ def _plant(run: Run, setting: tasks.Setting) -> dict[str, Any]:
     """Make a candidate that breaks its tool calls, and hand it to the same gate."""
     pointer = tasks.serving_pointer(setting)
     data = run.home.root / "broken.jsonl"
-    setting.job("demonstrations", tasks.python_module("deploy.harness", "demonstrations", "--broken", "--number", "64", "--out", str(data)))
+    setting.job("demonstrations", tasks.python_module("deploy.harness", "demonstrations", "--broken", "--number", "32", "--out", str(data)))
     words = tasks.python_module("trainer", "sabotage", "--parent", pointer.checkpoint, "--kind", "invalid-tools", "--data", str(data))
     candidate = setting.job("sabotage", words)["checkpoint"]
     return tasks.try_candidate(setting, candidate, now=datetime.now(UTC))

@@ -8,7 +8,7 @@ recorded, also one that is no call at all. Leaves out: what the user makes of it
 import hashlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -32,6 +32,8 @@ class Ending(StrEnum):
     """The policy said something and called no tool."""
     ASKED = "asked"
     """It ended in a question and had edited nothing."""
+    STUCK = "stuck"
+    """Completion after completion called tools and got no call right."""
     STEP_LIMIT = "step_limit"
     TOKEN_LIMIT = "token_limit"
     CONTEXT_LIMIT = "context_limit"
@@ -155,6 +157,9 @@ def run_turn(agent: Agent, conversation: list[Message], *, turn_id: str, turn_in
         if not reply.calls:
             ending = _ending(reply, progress)
             break
+        if _stuck(progress.steps, agent.config.max_invalid_steps):
+            ending = Ending.STUCK
+            break
     return Turn(
         turn_id=turn_id,
         ending=ending,
@@ -169,6 +174,12 @@ def _assistant(reply: Reply) -> Message:
     if reply.tool_calls:
         message["tool_calls"] = reply.tool_calls
     return message
+
+
+def _stuck(steps: Sequence[Step], limit: int) -> bool:
+    """Return whether each of the last `limit` completions called tools and got not one call right."""
+    last = steps[-limit:]
+    return len(last) == limit and all(step.answers and all(answer.invalid for answer in step.answers) for step in last)
 
 
 def _ending(reply: Reply, progress: _Progress) -> Ending:

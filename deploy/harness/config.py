@@ -27,6 +27,9 @@ class HarnessConfig(Section):
     max_steps: int = Field(default=4, ge=1)
     """Completions in one turn; a small edit takes two, with a read before it three, so one
     call may be repaired. A small policy repeats a failing call as long as it is let."""
+    max_invalid_steps: int = Field(default=3, ge=1)
+    """Completions in a row with no valid call after which the turn ends: it was told what is wrong
+    and did it again."""
     max_tokens: int = Field(default=128, ge=1)
     """Tokens of one completion; a call that edits one line takes about 60."""
     max_turn_tokens: int = Field(default=512, ge=1)

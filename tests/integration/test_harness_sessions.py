@@ -121,6 +121,8 @@ def test_a_broken_call_is_answered_recorded_and_may_be_repaired(agent) -> None:
         (["It is 7."], {}, Ending.ANSWERED),
         ([Scripted(content="It is", finish_reason="length")], {}, Ending.CUT),
         ([call_text("grep", {"pattern": "x"})] * 9, {"max_steps": 2}, Ending.STEP_LIMIT),
+        ([call_text("fly", {})] * 9, {"max_invalid_steps": 2}, Ending.STUCK),
+        ([call_text("fly", {}), call_text("grep", {"pattern": "x"})] * 9, {"max_invalid_steps": 2}, Ending.STEP_LIMIT),
         ([call_text("grep", {"pattern": "x"})] * 9, {"max_turn_tokens": 30}, Ending.TOKEN_LIMIT),
         ([call_text("grep", {"pattern": "x"}), Scripted(status=400, error_code="context_length_exceeded")], {}, Ending.CONTEXT_LIMIT),
     ],
