@@ -1,0 +1,80 @@
+"""Which transcripts can be imported, and how to tell them apart.
+
+Takes: a file's name and its beginning. Gives: the format's name, and its module when it is used; nothing is loaded before. A format's
+module holds:
+
+- `read(path, file, advance) -> Iterator[records.Record]`: a binary file as records (`records.json_lines` for one object a line);
+- `Mapper(stamp)`: an `engine.Mapper`, which turns records into events.
+
+To add one, write that module and an entry in `FORMATS`. Content decides before names do: a sniff function looks at the parsed
+beginning of a file (`sniffing.Head`) and answers whether it is this format; names are asked only where no content answered.
+Leaves out: reading (`engine.py`).
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Final
+
+from pipelines.errors import ConfigError
+from pipelines.importers import sniffing
+from pipelines.importers.sniffing import Head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One kind of transcript."""
+
+    module: str
+    """Imported when the format is used."""
+    title: str
+    files: str
+    """Where its files are found, for people."""
+    names: tuple[str, ...]
+    """Patterns of file names (or ends of paths) that a folder is searched for when the format is named."""
+    sniff: Callable[[Head], bool]
+    """Whether a file's beginning is of this format; fast, and false rather than wrong."""
+    telling: tuple[str, ...] = ()
+    """Patterns of names that no other program uses: they decide where the content does not (an empty or cut file)."""
+
+
+FORMATS: Final[dict[str, Format]] = {
+    "claude-code": Format(
+        module="pipelines.importers.claude_code",
+        title="Claude Code transcripts",
+        files="*.jsonl under ~/.claude/projects",
+        names=("*.jsonl",),
+        sniff=sniffing.claude_code,
+        telling=(".claude/projects/*.jsonl",),
+    ),
+}
+"""Name on the command line -> format. The order is that of the questions; no file of one format answers yes for two (tested)."""
+
+
+def load(name: str) -> Any:
+    """Return a format's module.
+
+    Raises:
+        ConfigError: No such format.
+    """
+    if name not in FORMATS:
+        raise ConfigError(f"{name!r} is no format that can be imported; known: {', '.join(FORMATS)}")
+    return importlib.import_module(FORMATS[name].module)
+
+
+def matches(path: Path, pattern: str) -> bool:
+    """Whether a path's name, or its end where the pattern has folders, fits a pattern."""
+    return fnmatch(path.as_posix(), f"*/{pattern}") or fnmatch(path.name, pattern)
+
+
+def recognise(head: Head) -> str | None:
+    """Return the format of a file: by its content, else by a telling name; None when neither says."""
+    for name, known in FORMATS.items():
+        if known.sniff(head):
+            return name
+    for name, known in FORMATS.items():
+        if any(matches(head.path, pattern) for pattern in known.telling):
+            return name
+    return None
