@@ -82,6 +82,30 @@ class LakeConfig(Section):
 class MonitorsConfig(Section):
     """Drift and reward-hack monitors."""
 
+    alpha: float = Field(default=0.01, gt=0, lt=0.5)
+    """Chance that one metric of one policy version alarms without cause: over all looks for means, over a day of hourly looks for the
+    shape of the traffic."""
+    min_effect_sd: float = Field(default=0.1, ge=0)
+    """A change of a mean smaller than this, in standard deviations of the reference, is no alarm however certain."""
+    min_n: int = Field(default=30, ge=2)
+    """Observations on each side below which nothing is said."""
+    min_users: int = Field(default=5, ge=2)
+    """Users on each side below which sessions are taken as the independent units."""
+    window_hours: int = Field(default=24, ge=1)
+    """Traffic is compared over this many hours up to the look."""
+    history_days: int = Field(default=14, ge=1)
+    """How far back turns are read; an older reference is not found."""
+    recompute_hours: int = Field(default=3, ge=1)
+    """Hours before the present one that a run writes again, because their windows have closed meanwhile."""
+    tight_at: int = Field(default=500, ge=1)
+    """Observations at which the confidence sequences are tightest."""
+    reference_version: int | None = None
+    """Policy version to compare with (an anchor, to see slow drift); by default the newest earlier one with enough turns."""
+    origins: tuple[str, ...] = ("live", "simulated")
+    """Whose turns count. Benchmarks repeat fixed tasks and imports are other agents' work: neither is this policy's traffic."""
+    bootstrap_draws: int = Field(default=200, ge=20)
+    """Resamples of the users behind a displayed interval."""
+
 
 class SignalsConfig(PipelinesConfig):
     """Settings up to the signal stage."""

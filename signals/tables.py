@@ -216,6 +216,36 @@ DISTILLED: Final = Table(
     ),
 )
 
+DRIFT: Final = Table(
+    name="drift",
+    row="what one monitor said of one policy version at the end of one hour; written again for an hour, it says the same or better",
+    schema=pa.schema(
+        [
+            _field("window_start", INSTANT, "start of the UTC hour that the row belongs to"),
+            _field("window_end", INSTANT, "end of that hour, or the instant of the look when the hour was not over"),
+            _field("policy_version", pa.int64(), "policy that is looked at"),
+            _field("reference_version", pa.int64(), "policy it is compared with; itself when earlier hours are; null without one"),
+            _field("metric", pa.string(), "what is measured, see signals/monitors.py"),
+            _field("about", pa.string(), "reward, policy, coverage, truth or traffic: what the metric is a property of"),
+            _field("kind", pa.string(), "statistic: mean, correlation, psi, ks, wasserstein, page_hinkley, cusum or q05 to q95"),
+            _field("value", pa.float64(), "the statistic, or the policy's figure for kind mean, correlation and quantiles"),
+            _field("reference", pa.float64(), "the reference's figure; for a statistic, the limit it is held against"),
+            _field("expected", pa.float64(), "the reference's figure on this policy's mix of traffic; null where it does not apply"),
+            _field("effect", pa.float64(), "size: (value - expected) in the reference's standard deviations; for a statistic, itself"),
+            _field("low", pa.float64(), "2.5 % bound of value, bootstrapped by user; null where it does not apply"),
+            _field("high", pa.float64(), "97.5 % bound of value, bootstrapped by user; null where it does not apply"),
+            _field("n", pa.int64(), "observations of this policy"),
+            _field("m", pa.int64(), "observations of the reference"),
+            _field("users", pa.int64(), "users behind n"),
+            _field("p", pa.float64(), "p-value, for kind mean valid at every look; null without a test"),
+            _field("alarm", pa.bool_(), "whether the change is beyond its limit, certain enough, and in the harmful direction"),
+            _field("cause", pa.string(), "policy or traffic, of an alarm; null without one"),
+            _field("reason", pa.string(), "a sentence: what changed, or why there is no verdict"),
+        ]
+    ),
+)
+
 TABLES: Final[dict[str, Table]] = {
-    table.name: table for table in (EVENTS, QUARANTINE, OFFSETS, GAPS, CONFLICTS, TURNS, EDITS, REWARDS, SAMPLES_TABLE, COUNTS, DISTILLED)
+    table.name: table
+    for table in (EVENTS, QUARANTINE, OFFSETS, GAPS, CONFLICTS, TURNS, EDITS, REWARDS, SAMPLES_TABLE, COUNTS, DISTILLED, DRIFT)
 }
