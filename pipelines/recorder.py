@@ -2,8 +2,10 @@
 
 Takes: events, from any thread. Gives: each of them on the topic at least once (a repeat has the same event id), in order per
 session, across broker restarts and a `kill -9` of this process. One background thread redacts, encodes and writes each event to a
-spool on disk, then sends from there; a segment leaves the disk when all its events are acknowledged.
-Leaves out: a promise for the last milliseconds: an event still in the memory queue when the process is killed is lost.
+spool on disk; another sends from there, so that connecting to a broker that is away holds up nobody. A segment leaves the disk
+when all its events are acknowledged.
+`record` promises nothing for the last milliseconds: an event still in the memory queue when the process is killed is lost. A caller
+that must answer for its events (the collector) hands over lines with `submit` and learns when they are on disk.
 
 Every event is accounted for: recorded + recovered = queued + spooled + delivered + dropped + sum(rejected).
 """
@@ -14,6 +16,8 @@ import logging
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -63,8 +67,19 @@ class RecorderCounts:
     """Kept in `spool/quarantine`, by reason."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """Lines on their way to disk, and who waits for that."""
+
+    lines: Sequence[bytes]
+    kept: "Future[int]"
+
+
 class Recorder:
-    """Records events in the background. Use as a context manager; leaving it flushes for a few seconds."""
+    """Records events in the background. Use as a context manager; leaving it flushes for a few seconds.
+
+    The lock guards the queue, the counts and the spool. The writing thread adds to the spool; all else there is the sending thread's.
+    """
 
     def __init__(self, config: PipelinesConfig, home: Home, *, client: Client) -> None:
         """Start the background thread; the broker need not be there.
@@ -77,7 +92,7 @@ class Recorder:
         self._config = config
         self._home = home
         self._client = client
-        self._queue: deque[Event] = deque()
+        self._queue: deque[Event | _Batch] = deque()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -93,7 +108,10 @@ class Recorder:
         self._attempts = 0
         self._appended_at = time.monotonic()
         self._synced_at = 0.0
-        self._thread = threading.Thread(target=self._loop, name="tidegate-recorder", daemon=True)
+        self._written = threading.Event()
+        self._writer = threading.Thread(target=self._write_loop, name="tidegate-recorder-disk", daemon=True)
+        self._thread = threading.Thread(target=self._send_loop, name="tidegate-recorder", daemon=True)
+        self._writer.start()
         self._thread.start()
 
     def record(self, event: Event) -> None:
@@ -105,6 +123,25 @@ class Recorder:
                 return
             self._queue.append(event)
         self._wake.set()
+
+    def submit(self, lines: Sequence[bytes]) -> "Future[int]":
+        """Take events that were already redacted, encoded and judged; returns at once and never raises.
+
+        Args:
+            lines: What `codec.encode` gives, each accepted by `codec.decode`.
+
+        Returns:
+            How many of them, from the first on, are on disk, fsynced. The rest found no room and counts nowhere: it stays the caller's.
+        """
+        batch = _Batch(lines=lines, kept=Future())
+        with self._lock:
+            if not (closing := self._closing.is_set()):
+                self._recorded += len(lines)
+                self._queue.append(batch)
+        if closing:
+            batch.kept.set_result(0)
+        self._wake.set()
+        return batch.kept
 
     def counts(self) -> RecorderCounts:
         """Return what became of the events so far."""
@@ -150,43 +187,75 @@ class Recorder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _loop(self) -> None:
+    def _write_loop(self) -> None:
+        while not self._closing.is_set():
+            self._wake.wait(TICK_S)
+            self._wake.clear()
+            self._drain()
+        self._drain()
+
+    def _send_loop(self) -> None:
         try:
             while not self._closing.is_set():
-                self._wake.wait(TICK_S)
-                self._wake.clear()
+                self._written.wait(TICK_S)
+                self._written.clear()
                 self._turn()
-            self._drain()
         finally:
+            self._writer.join()
             self._disconnect(timeout_s=0.5)
             with self._lock:
                 self._spool.close()
 
     def _turn(self) -> None:
         try:
-            self._drain()
             self._pump()
             self._tidy()
-        except OSError as error:  # the spool's disk; what is in memory waits for the next turn
+        except OSError as error:  # the spool's disk; what is on it waits for the next turn
             log.error("spool not usable", extra={"fields": {"error": str(error)}})
             self._closing.wait(BACKOFF_S[-1])
 
     def _drain(self) -> None:
-        """Step 1: memory to disk."""
+        """Step 1: memory to disk; who waits for it is told after one fsync for all of them."""
+        done: list[tuple[_Batch, int]] = []
         for _ in range(len(self._queue)):
-            event = self._queue[0]
-            line = self._encode(event)
+            item = self._queue[0]
+            if isinstance(item, _Batch):
+                with self._lock:
+                    self._queue.popleft()
+                    kept = self._append(item.lines)
+                    self._recorded -= len(item.lines) - kept
+                done.append((item, kept))
+                continue
+            line = self._encode(item)
             with self._lock:
                 self._queue.popleft()
-                if line is None:
-                    continue
-                try:
-                    kept = self._spool.append(line)
-                except (StorageFull, OSError) as error:
-                    kept = False
-                    log.error("event not spooled", extra={"fields": {"error": str(error)}})
-                self._dropped += not kept
-                self._appended_at = time.monotonic()
+                self._dropped += line is not None and not self._append([line])
+        if done:
+            with self._lock:
+                synced = self._sync()
+            for batch, kept in done:
+                batch.kept.set_result(kept if synced else 0)
+        self._written.set()
+
+    def _append(self, lines: Sequence[bytes]) -> int:
+        """Write lines to the spool until one does not fit, return how many; the caller holds the lock."""
+        kept = 0
+        try:
+            while kept < len(lines) and self._spool.append(lines[kept]):
+                kept += 1
+        except (StorageFull, OSError) as error:
+            log.error("event not spooled", extra={"fields": {"error": str(error)}})
+        self._appended_at = time.monotonic()
+        return kept
+
+    def _sync(self) -> bool:
+        """Make what was written survive a power cut; False when the disk refuses (it is sent all the same, but nothing is promised)."""
+        try:
+            self._spool.sync()
+        except OSError as error:
+            log.error("spool not synced", extra={"fields": {"error": str(error)}})
+            return False
+        return True
 
     def _encode(self, event: Event) -> bytes | None:
         """Redact, stamp and encode; a faulty event goes to quarantine and None comes back."""
@@ -217,15 +286,20 @@ class Recorder:
             self._disconnect(timeout_s=0.0)
         if not self._spool.waiting or not (self._producer or self._connect()):
             return
-        for segment in list(self._spool.segments):
+        with self._lock:
+            segments = list(self._spool.segments)
+        for segment in segments:
             while segment.sent < len(segment.starts):
-                room = IN_FLIGHT - self._in_flight
+                with self._lock:
+                    room = IN_FLIGHT - self._in_flight
+                    upto = min(segment.sent + room, len(segment.starts))
+                    lines = segment.read(segment.sent, room) if room > 0 else []
                 if room <= 0:
                     return
-                for index, line in segment.read(segment.sent, room):
+                for index, line in lines:
                     if not self._send(segment, index, line):
                         return
-                segment.sent = min(segment.sent + room, len(segment.starts))
+                segment.sent = upto
 
     def _send(self, segment: Segment, index: int, line: bytes) -> bool:
         producer, generation = self._producer, self._generation

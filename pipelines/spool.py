@@ -6,7 +6,7 @@ and whenever `sync` is called, so that a power cut loses at most the open segmen
 
 Every live process has its own folder under `spool/`, held by a lock that the kernel frees when it dies. `adopt` takes over the
 folders of dead processes.
-Leaves out: Kafka, encoding, threads (the recorder's one thread calls everything but `Segment.acknowledge`).
+Leaves out: Kafka, encoding, threads (the recorder's lock guards every call).
 """
 
 import errno
