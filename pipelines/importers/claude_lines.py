@@ -16,29 +16,30 @@ Leaves out: token ids and log-probabilities (there are none: these events feed r
 whether an edit was undone later, thinking texts, and assistant texts.
 """
 
+import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from pipelines import events as ev
 from pipelines.importers.claude_text import (
     EDIT_TOOLS,
     INTERRUPT,
+    REJECTION,
     edit_size,
     person_text,
     result_class,
-    stable_id,
     text_of,
-    time_ms,
     user_text_kind,
 )
-from pipelines.redaction import MESSAGE_MAX_CHARS, features, hasher, redact
-from pipelines.storage import Home
-
-MAPPING_VERSION: Final = "1"
-"""Stamped on the events; raise it when the same transcript gives other events."""
+from pipelines.importers.engine import Mapped
+from pipelines.importers.records import Record
+from pipelines.importers.sessions import Stamp
+from pipelines.importers.texts import stable_id, time_ms
+from pipelines.redaction import MESSAGE_MAX_CHARS, features, redact
 
 _FINISH: Final = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "max_tokens": "length"}
 _USAGE: Final[tuple[str, ...]] = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
@@ -86,36 +87,8 @@ class _Session:
         return turns[max(bisect_right(turns, (ms, "\uffff")) - 1, 0)][1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
-    """What an import puts on every event."""
-
-    user_key: str
-    consent: ev.Consent
-    keep_text: bool
-    client: ev.Client
-    keyed: Callable[[str, str], str]
-    """Keyed hash: (kind, raw) -> hex."""
-
-    @classmethod
-    def of(cls, home: Home, *, user: str, consent: ev.Consent, keep_text: bool) -> "Stamp":
-        """Return the stamp of one user's import with this deployment's hash key."""
-        keyed = hasher(home)
-        client = ev.Client(name="import-claude-code", version=MAPPING_VERSION)
-        return cls(user_key=keyed("user", user), consent=consent, keep_text=keep_text, client=client, keyed=keyed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mapped:
-    """What one line became."""
-
-    events: list[ev.Event]
-    reason: str | None
-    """None when the line carries an event (a completion counts for each of its lines), else why it does not."""
-
-
 class Mapper:
-    """Turns the lines of one import into events; holds what later lines need from earlier ones."""
+    """Turns the lines of one import into events; holds what later lines need from earlier ones. An `engine.Mapper`."""
 
     def __init__(self, stamp: Stamp) -> None:
         self._stamp = stamp
@@ -124,22 +97,46 @@ class Mapper:
         self._made: set[str] = set()
         self._last_ms: int | None = None
 
-    def line(self, line: Mapping[str, Any], *, stem: str, number: int, emit: bool) -> Mapped:
-        """Map one line.
+    def identity(self, record: Record) -> str | None:
+        """Return the line's uuid."""
+        own = record.value.get("uuid")
+        return None if not own else own if isinstance(own, str) else repr(own)
 
-        Args:
-            line: The parsed line.
-            stem: Its file's name without suffix, the session id where the line has none.
-            number: Its number in the file, for the id where it has no uuid.
-            emit: False for a duplicate: it only gives context (which turn is open), no event.
-        """
+    def facts(self, record: Record) -> Iterator[str]:
+        """Name what the line itself says, independent of the mapping."""
+        line = record.value
+        message = line.get("message")
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, str):
+            if line.get("type") == "user" and not line.get("isMeta"):
+                yield "user_messages"
+            return
+        for block in content if isinstance(content, list) else ():
+            if not isinstance(block, dict):
+                continue
+            kind = block.get("type")
+            if kind == "tool_use":
+                yield "tool_calls"
+                name = block.get("name")
+                if isinstance(name, str) and name in EDIT_TOOLS:
+                    yield "edits"
+            elif kind == "tool_result" and block.get("is_error"):
+                yield "tool_errors"
+                if REJECTION in json.dumps(block.get("content")):
+                    yield "tool_rejections"
+            elif kind == "text" and INTERRUPT in str(block.get("text", "")):
+                yield "interrupts"
+
+    def record(self, record: Record, *, path: Path, emit: bool) -> Mapped:
+        """Map one line; a duplicate (`emit` false) only gives context (which turn is open), no event."""
+        line, stem, number = record.value, path.stem, record.number
         kind, message = line.get("type"), line.get("message")
         if not isinstance(message, dict):
-            return Mapped(events=[], reason=f"not_a_session_event:{kind[:40] if isinstance(kind, str) and kind else 'untyped'}")
+            return Mapped(reason=f"not_a_session_event:{kind[:40] if isinstance(kind, str) and kind else 'untyped'}")
         at = time_ms(line.get("timestamp"))
         at = self._last_ms if at is None else at
         if at is None:
-            return Mapped(events=[], reason="missing_field:timestamp")
+            return Mapped(reason="missing_field:timestamp")
         self._last_ms = at
         own = line.get("uuid")
         own = own if isinstance(own, str) and own else f"{stem}:{number}"
@@ -150,7 +147,7 @@ class Mapper:
         else:
             reason = self._user(session, line, message, own, at, made)
         if not emit:
-            return Mapped(events=[], reason=reason)
+            return Mapped(reason=reason)
         if made and not session.started:
             session.started = True
             seed = f"{session.session_id}/started"
@@ -200,7 +197,7 @@ class Mapper:
     def _envelope(self, session: _Session, turn_id: str | None, at: int, seed: str) -> dict[str, Any]:
         stamp = self._stamp
         return {
-            "event_id": stable_id(seed, at),
+            "event_id": stable_id(seed, at, space=stamp.format),
             "session_id": session.session_id,
             "turn_id": turn_id,
             "occurred_at_ms": at,

@@ -5,14 +5,11 @@ Leaves out: state between lines (`claude_lines.py`), files (`claude_code.py`).
 """
 
 import re
-import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from hashlib import blake2b
 from typing import Any, Final
 
 from pipelines.events import ResultClass
+from pipelines.importers.edit_sizes import EditSize, replaced
 
 EDIT_TOOLS: Final = frozenset({"Edit", "Write", "MultiEdit", "NotebookEdit"})
 INTERRUPT: Final = "[Request interrupted by user"
@@ -45,38 +42,6 @@ LOCAL_COMMANDS: Final = frozenset(
 _ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _HEAD_CHARS: Final = 2_000
 """Error texts are judged by their beginning; the rest is output."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditSize:
-    """How much an edit call adds and removes."""
-
-    lines_added: int
-    lines_removed: int
-    chars_added: int
-    chars_removed: int
-
-
-def stable_id(seed: str, occurred_at_ms: int) -> str:
-    """Return an id shaped as a UUIDv7 whose random bits are a hash of `seed`: the same fact, the same id.
-
-    Source: RFC 9562, sections 5.7 and 5.8.
-    """
-    digest = int.from_bytes(blake2b(seed.encode("utf-8", "replace"), digest_size=10, person=b"claude-code").digest())
-    value = (occurred_at_ms & (2**48 - 1)) << 80 | digest
-    value = value & ~(0xF << 76) | (0x7 << 76)
-    value = value & ~(0x3 << 62) | (0x2 << 62)
-    return str(uuid.UUID(int=value))
-
-
-def time_ms(value: object) -> int | None:
-    """Return an ISO 8601 timestamp as UTC epoch milliseconds, None when it is not one."""
-    if not isinstance(value, str):
-        return None
-    try:
-        return max(int(datetime.fromisoformat(value).timestamp() * 1000), 0)
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 def text_of(content: object) -> str:
@@ -149,19 +114,4 @@ def edit_size(name: str, arguments: Mapping[str, Any]) -> EditSize:
         pairs = [(arguments.get("old_string"), arguments.get("new_string"))]
     else:
         pairs = [("", arguments.get("content", arguments.get("new_source")))]
-    added: list[str] = []
-    removed: list[str] = []
-    for old, new in pairs:
-        before = old.splitlines() if isinstance(old, str) else []
-        after = new.splitlines() if isinstance(new, str) else []
-        first, last = 0, 0
-        shorter = min(len(before), len(after))
-        while first < shorter and before[first] == after[first]:
-            first += 1
-        while last < shorter - first and before[-1 - last] == after[-1 - last]:
-            last += 1
-        removed += before[first : len(before) - last]
-        added += after[first : len(after) - last]
-    return EditSize(
-        lines_added=len(added), lines_removed=len(removed), chars_added=sum(map(len, added)), chars_removed=sum(map(len, removed))
-    )
+    return sum((replaced(old, new) for old, new in pairs), EditSize())

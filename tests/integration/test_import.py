@@ -82,9 +82,11 @@ def test_a_transcript_becomes_events_on_the_topic_and_a_second_import_repeats_th
 
 
 @pytest.mark.kafka
-def test_a_dry_run_counts_the_same_and_sends_nothing(tidegate: Tidegate, home: Home, kafka_config: KafkaConfig) -> None:
+def test_a_dry_run_counts_the_same_and_sends_nothing(tidegate: Tidegate, home: Home, kafka_config: KafkaConfig, tmp_path: Path) -> None:
     kafka.ensure_topics(PipelinesConfig(kafka=kafka_config), home)
-    done = tidegate(str(SAMPLE.parent), "--dry-run", config=kafka_config)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "session.jsonl").write_bytes(SAMPLE.read_bytes())
+    done = tidegate(str(tmp_path), "--dry-run", config=kafka_config)
     assert done.returncode == 0
     assert "43 lines in 1 files: 32 accepted, 1 duplicates, 10 rejected" in done.stdout
     assert "none sent" in done.stdout

@@ -11,15 +11,25 @@ from hypothesis import strategies as st
 
 from pipelines import codec
 from pipelines.events import Client, Event, ResultClass
-from pipelines.importers.claude_code import SAMPLE, Importer, find_files
-from pipelines.importers.claude_lines import Stamp
-from pipelines.importers.claude_text import edit_size, person_text, result_class, stable_id, time_ms, user_text_kind
+from pipelines.importers import claude_code, engine
+from pipelines.importers.claude_code import SAMPLE
+from pipelines.importers.claude_text import edit_size, person_text, result_class, user_text_kind
+from pipelines.importers.sessions import Stamp
+from pipelines.importers.texts import stable_id, time_ms
 
 STAMP = Stamp(user_key="u", consent="measure", keep_text=True, client=Client(name="import"), keyed=lambda kind, raw: f"{kind}-{len(raw)}")
 
 
+def new_importer(stamp: Stamp = STAMP) -> engine.Importer:
+    return engine.Importer(claude_code.read, claude_code.Mapper(stamp))
+
+
+def find_files(paths: list[Path]) -> list[Path]:
+    return engine.find_files(paths, names=("*.jsonl",), where="there", order=claude_code.order)
+
+
 def imported(*files: Path, stamp: Stamp = STAMP) -> tuple[list[Event], dict[str, Any]]:
-    importer = Importer(stamp)
+    importer = new_importer(stamp)
     events = list(importer.events(files))
     return events, importer.counts.as_dict()
 
@@ -208,10 +218,11 @@ def test_edit_sizes_leave_common_lines_out() -> None:
 
 
 def test_ids_are_uuid7_shaped_depend_on_the_seed_and_sort_by_time() -> None:
-    one = stable_id("a", 1_000)
-    assert one == stable_id("a", 1_000) != stable_id("b", 1_000)
+    one = stable_id("a", 1_000, space="s")
+    assert one == stable_id("a", 1_000, space="s") != stable_id("b", 1_000, space="s")
+    assert one != stable_id("a", 1_000, space="t")
     assert (one[14], one[19] in "89ab") == ("7", True)
-    assert stable_id("z", 1_000) < stable_id("a", 2_000)
+    assert stable_id("z", 1_000, space="s") < stable_id("a", 2_000, space="s")
 
 
 def test_times_are_utc_milliseconds_or_none() -> None:
@@ -232,7 +243,7 @@ def test_damaged_lines_are_counted_shown_by_place_and_stop_nothing(tmp_path: Pat
     surrogate = '{"type":"user","uuid":"u2","sessionId":"s","timestamp":"2026-02-03T09:00:00Z","message":{"content":"half \\ud83d emoji"}}'
     path = tmp_path / "s.jsonl"
     path.write_bytes(b"\n".join([b"{not json", b"[1, 2]", b"\xff\xfe\x00", b"", surrogate.encode(), good.encode(), good[:40].encode()]))
-    importer = Importer(STAMP)
+    importer = new_importer()
     events = list(importer.events([path]))
     counts = importer.counts.as_dict()
     assert counts["rejected"] == {"malformed_json": 2, "not_an_object": 1, "truncated_last_line": 1}

@@ -1,0 +1,319 @@
+"""OTLP/JSON requests as a flat run of signals: spans, their span events, and log records. Pure.
+
+Takes: a parsed `ExportTraceServiceRequest` or `ExportLogsServiceRequest`, or one line of the OpenTelemetry JavaScript SDK's own
+objects (what VS Code Copilot's file exporter writes). Gives: `Signal`s with plain Python values, and a `Fault` for an entry that is
+none; nothing raises.
+
+Encodings met in the wild and taken: 64-bit integers as strings or numbers, hex ids in either case and base64 ids (plain protobuf
+JSON), enums as numbers or names, bytes as base64, camelCase and snake_case names, `instrumentationLibrarySpans` of before 2022,
+attributes as a list of pairs or as an object, times as nanoseconds, as [seconds, nanoseconds], and as ISO 8601.
+Leaves out: metrics, what an attribute means (`otlp_genai.py`, `copilot.py`).
+
+Source: OpenTelemetry protocol 1.9, "JSON Protobuf Encoding"; opentelemetry-proto 1.9.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, Literal
+
+ROOTS: Final = ("resourceSpans", "resource_spans", "resourceLogs", "resource_logs")
+"""Members of a request that hold signals."""
+_DEPTH: Final = 16
+"""Nesting of an attribute value that is looked into; deeper is cut, as no convention goes past four."""
+_HEX: Final = re.compile(r"[0-9a-fA-F]{16}(?:[0-9a-fA-F]{16})?\Z")
+_MAX_NANOS: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """One thing that telemetry says happened."""
+
+    kind: Literal["span", "log", "span_event"]
+    name: str
+    """A span's name; an event's name, whichever of the three places it stands in (`eventName`, `event.name`, the body)."""
+    start_ms: int | None
+    """None where the sender gave no time."""
+    at_ms: int | None
+    """When it was over; the moment itself for logs and events."""
+    trace_id: str = ""
+    """Lower-case hex; empty when there is none."""
+    span_id: str = ""
+    """The span itself, or the one that a log record or an event belongs to."""
+    parent_id: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    context: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes of the resource, and for a span event those of its span over them."""
+    body: Any = None
+    failed: bool = False
+    position: int = 0
+    """Place among the events of one span, so that equal events stay two."""
+
+    def get(self, *names: str) -> Any:
+        """Return the first of these attributes that is there; None when none is."""
+        for name in names:
+            if (value := self.attributes.get(name)) is not None:
+                return value
+        return None
+
+    def text(self, *names: str) -> str | None:
+        """Return the first of these attributes that is a text and not empty."""
+        for name in names:
+            if isinstance(value := self.attributes.get(name), str) and value:
+                return value
+        return None
+
+    def around(self, *names: str) -> str | None:
+        """Return the first of these texts in the attributes or the context."""
+        for name in names:
+            for place in (self.attributes, self.context):
+                if isinstance(value := place.get(name), str) and value:
+                    return value
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An entry that is no signal."""
+
+    reason: str
+
+
+def signals(document: object) -> Iterator[Signal | Fault]:
+    """Yield what one request (or one line of the JavaScript SDK) holds, in its order; a span's events follow it."""
+    if not isinstance(document, dict):
+        yield Fault("not_an_object")
+    elif any(name in document for name in ROOTS):
+        for group in _items(document, "resourceSpans", "resource_spans"):
+            yield from _resource_spans(group)
+        for group in _items(document, "resourceLogs", "resource_logs"):
+            yield from _resource_logs(group)
+    elif "hrTime" in document or ("startTime" in document and ("spanId" in document or "traceId" in document)):
+        yield from _sdk_line(document)
+    else:
+        yield Fault("not_a_session_event:metrics" if _is_metrics(document) else "not_otlp")
+
+
+def group(member: str, value: object) -> Iterator[Signal | Fault]:
+    """Yield what one entry of a request's member holds, for readers that take a large request apart."""
+    yield from _resource_spans(value) if member in ROOTS[:2] else _resource_logs(value)
+
+
+def _is_metrics(document: Mapping[str, Any]) -> bool:
+    return any(name in document for name in ("resourceMetrics", "resource_metrics", "scopeMetrics"))
+
+
+def _resource_spans(value: object) -> Iterator[Signal | Fault]:
+    if not isinstance(value, dict):
+        yield Fault("not_an_object")
+        return
+    resource = _resource(value)
+    for scope in _items(value, "scopeSpans", "scope_spans", "instrumentationLibrarySpans"):
+        for span in _items(scope, "spans") if isinstance(scope, dict) else ():
+            yield from _span(span, resource)
+
+
+def _resource_logs(value: object) -> Iterator[Signal | Fault]:
+    if not isinstance(value, dict):
+        yield Fault("not_an_object")
+        return
+    resource = _resource(value)
+    for scope in _items(value, "scopeLogs", "scope_logs", "instrumentationLibraryLogs"):
+        for record in _items(scope, "logRecords", "log_records", "logs") if isinstance(scope, dict) else ():
+            yield _log(record, resource)
+
+
+def _span(span: object, resource: Mapping[str, Any]) -> Iterator[Signal | Fault]:
+    if not isinstance(span, dict):
+        yield Fault("not_an_object")
+        return
+    attributes = _attributes(span.get("attributes"))
+    status = _field(span, "status")
+    code = status.get("code") if isinstance(status, dict) else None
+    start = _time_ms(_field(span, "startTimeUnixNano", "start_time_unix_nano", "startTime"))
+    end = _time_ms(_field(span, "endTimeUnixNano", "end_time_unix_nano", "endTime"))
+    trace_id, span_id = _id(_field(span, "traceId", "trace_id")), _id(_field(span, "spanId", "span_id"))
+    yield Signal(
+        kind="span", name=_text(span.get("name")), start_ms=start if start is not None else end, at_ms=end if end is not None else start,
+        trace_id=trace_id, span_id=span_id, parent_id=_id(_field(span, "parentSpanId", "parent_span_id")), attributes=attributes,
+        context=resource, failed=code in (2, "2", "STATUS_CODE_ERROR", "ERROR"),
+    )  # fmt: skip
+    around = {**resource, **attributes}
+    for position, event in enumerate(_items(span, "events")):
+        if not isinstance(event, dict):
+            yield Fault("not_an_object")
+            continue
+        own = _attributes(event.get("attributes"))
+        at = _time_ms(_field(event, "timeUnixNano", "time_unix_nano", "time"))
+        at = at if at is not None else end
+        yield Signal(
+            kind="span_event", name=_text(event.get("name")) or _text(own.get("event.name")), start_ms=at, at_ms=at, trace_id=trace_id,
+            span_id=span_id, attributes=own, context=around, position=position,
+        )  # fmt: skip
+
+
+def _log(record: object, resource: Mapping[str, Any]) -> Signal | Fault:
+    if not isinstance(record, dict):
+        return Fault("not_an_object")
+    attributes = _attributes(record.get("attributes"))
+    raw = record.get("body")
+    body = value_of(raw) if isinstance(raw, dict) else raw
+    at = _time_ms(_field(record, "timeUnixNano", "time_unix_nano"))
+    if at is None:
+        at = _time_ms(_field(record, "observedTimeUnixNano", "observed_time_unix_nano"))
+    name = _text(_field(record, "eventName", "event_name")) or _text(attributes.get("event.name"))
+    return Signal(
+        kind="log", name=name or (body[:200] if isinstance(body, str) else ""), start_ms=at, at_ms=at,
+        trace_id=_id(_field(record, "traceId", "trace_id")), span_id=_id(_field(record, "spanId", "span_id")), attributes=attributes,
+        context=resource, body=body,
+    )  # fmt: skip
+
+
+def _sdk_line(line: Mapping[str, Any]) -> Iterator[Signal | Fault]:
+    """Take one of the JavaScript SDK's own objects: attributes are objects, times are pairs."""
+    resource = _field(line, "resource")
+    raw = _field(resource, "attributes", "_rawAttributes", "_attributes") if isinstance(resource, dict) else None
+    around = _attributes(raw)
+    if "hrTime" not in line:
+        yield from _span(line, around)
+        return
+    attributes = _attributes(line.get("attributes"))
+    own = line.get("spanContext")
+    context: Mapping[str, Any] = own if isinstance(own, dict) else {}
+    body = _field(line, "_body", "body")
+    at = _time_ms(line.get("hrTime"))
+    at = at if at is not None else _time_ms(line.get("hrTimeObserved"))
+    name = _text(_field(line, "_eventName", "eventName")) or _text(attributes.get("event.name"))
+    yield Signal(
+        kind="log", name=name or (body[:200] if isinstance(body, str) else ""), start_ms=at, at_ms=at,
+        trace_id=_id(context.get("traceId")), span_id=_id(context.get("spanId")), attributes=attributes, context=around, body=body,
+    )  # fmt: skip
+
+
+def _resource(value: Mapping[str, Any]) -> dict[str, Any]:
+    resource = value.get("resource")
+    return _attributes(resource.get("attributes")) if isinstance(resource, dict) else {}
+
+
+def _attributes(raw: object) -> dict[str, Any]:
+    """Return attributes by name: from a list of {key, value}, a list of [key, value], or an object. The last of a name wins."""
+    if isinstance(raw, dict):
+        return {str(name): value for name, value in raw.items()}
+    found: dict[str, Any] = {}
+    for entry in raw if isinstance(raw, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("key"), str):
+            found[entry["key"]] = value_of(entry.get("value"))
+        elif isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str):
+            found[entry[0]] = entry[1]
+    return found
+
+
+def value_of(value: object, depth: int = 0) -> Any:
+    """Return an `AnyValue` as a Python value; None for what is none, or lies deeper than any convention goes."""
+    if not isinstance(value, dict):
+        return value if isinstance(value, str | int | float | bool) else None  # some senders leave the wrapper out
+    if depth > _DEPTH:
+        return None
+    for name, inner in value.items():
+        match name:
+            case "stringValue" | "string_value":
+                return inner if isinstance(inner, str) else None
+            case "boolValue" | "bool_value":
+                return inner if isinstance(inner, bool) else None
+            case "intValue" | "int_value":
+                return whole_number(inner)
+            case "doubleValue" | "double_value":
+                return number(inner)
+            case "bytesValue" | "bytes_value":
+                return _bytes(inner)
+            case "arrayValue" | "array_value":
+                items = inner.get("values") if isinstance(inner, dict) else None
+                return [value_of(item, depth + 1) for item in items] if isinstance(items, list) else []
+            case "kvlistValue" | "kvlist_value":
+                return {
+                    item["key"]: value_of(item.get("value"), depth + 1)
+                    for item in _items(inner, "values") if isinstance(item, dict) and isinstance(item.get("key"), str)
+                }  # fmt: skip
+            case _:
+                continue
+    return None
+
+
+def whole_number(value: object) -> int | None:
+    """Return an int64 given as number or text; None for anything else, and for what does not fit in 64 bits."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        if not re.fullmatch(r"[+-]?\d{1,19}", value):
+            return None
+        value = int(value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)
+    return value if isinstance(value, int) and abs(value) <= _MAX_NANOS else None
+
+
+def number(value: object) -> float | None:
+    """Return a finite number given as number or text; None for anything else: a score that is not a number says nothing."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if abs(found) < float("inf") else None
+
+
+def _bytes(value: object) -> bytes | None:
+    try:
+        return base64.b64decode(value, validate=True) if isinstance(value, str) else None
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _id(value: object) -> str:
+    """Return a trace or span id in lower-case hex; what is neither hex nor base64 stays as it is, cut."""
+    if not isinstance(value, str) or not value.strip("0"):
+        return ""
+    if _HEX.match(value):
+        return value.lower()
+    raw = _bytes(value)
+    return raw.hex() if raw is not None and len(raw) in (8, 16) else value[:64]
+
+
+def _time_ms(value: object) -> int | None:
+    """Return epoch milliseconds from nanoseconds, from [seconds, nanoseconds], or from ISO 8601; None for 0 and for anything else."""
+    if isinstance(value, list) and len(value) == 2:
+        seconds, nanos = whole_number(value[0]), whole_number(value[1])
+        if seconds is None or nanos is None:
+            return None
+        return max(seconds * 1000 + nanos // 1_000_000, 0) or None
+    found = whole_number(value)
+    if found is not None:
+        return max(found // 1_000_000, 0) or None
+    if isinstance(value, float) and 0 < value <= _MAX_NANOS:
+        return int(value) // 1_000_000
+    if isinstance(value, str):
+        try:
+            return max(int(datetime.fromisoformat(value).timestamp() * 1000), 0) or None
+        except (ValueError, OverflowError, OSError):
+            return None
+    return None
+
+
+def _field(value: Mapping[str, Any], *names: str) -> Any:
+    for name in names:
+        if value.get(name) is not None:
+            return value[name]
+    return None
+
+
+def _items(value: object, *names: str) -> list[Any]:
+    found = _field(value, *names) if isinstance(value, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

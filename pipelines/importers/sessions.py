@@ -1,0 +1,229 @@
+"""One imported session: what its later records need from its earlier ones, and the events it makes.
+
+Takes: facts read from a transcript, each with its time and a seed that is the same in every import. Gives: events with ids made of
+seed and time, redacted, stamped `imported`, without token ids. Nothing here reads a clock or makes a random number: the same
+transcript gives byte-identical events, so that a second import is harmless.
+Leaves out: where the facts come from (each format's module).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipelines import events as ev
+from pipelines.importers.edit_sizes import EditSize
+from pipelines.importers.shell_results import TestCounts
+from pipelines.importers.texts import identifier, plain, stable_id
+from pipelines.redaction import MESSAGE_MAX_CHARS, features, hasher, redact
+from pipelines.storage import Home
+
+Decision = Literal["accepted", "rejected", "partly", "undone"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What an import puts on every event."""
+
+    user_key: str
+    consent: ev.Consent
+    keep_text: bool
+    client: ev.Client
+    keyed: Callable[[str, str], str]
+    """Keyed hash: (kind, raw) -> hex."""
+    format: str = "claude-code"
+    """The format's name: the surface of its sessions, and the space of its ids."""
+
+    @classmethod
+    def of(cls, home: Home, *, user: str, consent: ev.Consent, keep_text: bool, format: str, version: str = "1") -> "Stamp":
+        """Return the stamp of one user's import with this deployment's hash key.
+
+        Args:
+            home: Where the key is.
+            user: Whose sessions these are; only the keyed hash stays.
+            consent: What may be done with them.
+            keep_text: The deployment's setting.
+            format: The format's name in the registry.
+            version: Of the format's mapping; it changes when the same transcript gives other events.
+        """
+        keyed = hasher(home)
+        client = ev.Client(name=f"import-{format}", version=version)
+        return cls(user_key=keyed("user", user), consent=consent, keep_text=keep_text, client=client, keyed=keyed, format=format)
+
+
+class Session:
+    """A session under import. Each method makes events and puts them into `out`; the mapper takes them from there."""
+
+    def __init__(self, stamp: Stamp, session_id: str, *, out: list[ev.Event], folder: str | None = None) -> None:
+        """Open a session.
+
+        Args:
+            stamp: What every event carries.
+            session_id: The tool's own id of the session.
+            out: Where events go.
+            folder: The working folder, if known; only its keyed hash stays.
+        """
+        self.session_id = identifier(session_id, "unnamed")
+        self.out = out
+        self.folder = folder
+        self.started = False
+        self.turn_id = f"{self.session_id}/opening"
+        self.turns = 0
+        self.last_ms = 0
+        self._last_seed = ""
+        self._stamp = stamp
+        self._replied_ms: int | None = None
+        self._steps: dict[str, int] = {}
+        self._tests: TestCounts | None = None
+
+    @property
+    def stamp(self) -> Stamp:
+        """What every event carries."""
+        return self._stamp
+
+    def turn(self, seed: str, at: int, text: str, *, images: int = 0, turn_id: str | None = None) -> None:
+        """A person's message opens a turn; terminal codes leave it."""
+        text = plain(text)
+        derived = features(text)
+        kept = self._stamp.keep_text and self._stamp.consent != "none"
+        self.turn_id = identifier(turn_id, f"{self.session_id[:96]}/{self.turns}")
+        payload = ev.TurnStartedPayload(
+            turn_index=self.turns,
+            message=redact(text)[0][:MESSAGE_MAX_CHARS] if kept else None,
+            message_chars=derived.chars,
+            language=derived.language,
+            stack_traces=derived.stack_traces,
+            diffs=derived.diffs,
+            images=images,
+            reply_delay_ms=None if self._replied_ms is None else max(at - self._replied_ms, 0),
+        )
+        self.turns += 1
+        self._add(ev.TurnStarted, f"{seed}/turn", at, payload)
+
+    def completion(
+        self,
+        seed: str,
+        at: int,
+        *,
+        completion_id: str,
+        model: str = "",
+        finish_reason: str | None = None,
+        prompt_tokens: int = 0,
+        response_tokens: int = 0,
+        cached_tokens: int = 0,
+        duration_ms: float | None = None,
+        turn_id: str | None = None,
+        side: bool = False,
+    ) -> None:
+        """One model reply, without token ids; `side` for a subagent's, after which nobody replies."""
+        turn = turn_id or self.turn_id
+        step = self._steps.get(turn, 0)
+        self._steps[turn] = step + 1
+        payload = ev.CompletionPayload(
+            completion_id=identifier(completion_id, seed),
+            step=step,
+            model=model[:200],
+            finish_reason=finish_reason,
+            prompt_tokens=prompt_tokens,
+            response_tokens=response_tokens,
+            cached_tokens=cached_tokens,
+            duration_ms=duration_ms,
+            capture_error="no_token_ids",
+        )
+        if not side:
+            self._replied_ms = at
+        self._add(ev.Completion, f"{seed}/completion", at, payload, turn)
+
+    def call(
+        self, seed: str, at: int, *, call_id: str, name: str, arguments: object, valid: bool, completion_id: str | None = None,
+        parallel_group: int | None = None,
+    ) -> None:  # fmt: skip
+        """The policy called a tool."""
+        payload = ev.ToolCallPayload(
+            tool_call_id=call_id,
+            completion_id=completion_id,
+            name=name[:200],
+            arguments_valid=valid,
+            arguments_hash=self._stamp.keyed("arguments", arguments if isinstance(arguments, str) else repr(arguments)),
+            parallel_group=parallel_group,
+        )
+        self._add(ev.ToolCall, f"{seed}/call", at, payload)
+
+    def result(
+        self, seed: str, at: int, *, call_id: str, verdict: ev.ResultClass, output: str | None = None, duration_ms: float | None = None,
+        exit_code: int | None = None,
+    ) -> None:  # fmt: skip
+        """A tool answered, or could not."""
+        payload = ev.ToolResultPayload(
+            tool_call_id=call_id,
+            result_class=verdict,
+            duration_ms=duration_ms,
+            exit_code=exit_code,
+            output_bytes=None if output is None else len(output.encode("utf-8", "replace")),
+        )
+        self._add(ev.ToolResult, f"{seed}/result", at, payload)
+
+    def edit(self, seed: str, at: int, *, edit_id: str, path: str, size: EditSize, call_id: str | None = None) -> None:
+        """A call changed a file, or asked to."""
+        payload = ev.EditProposedPayload(
+            edit_id=edit_id,
+            tool_call_id=call_id,
+            path_hash=self._stamp.keyed("path", path),
+            lines_added=size.lines_added,
+            lines_removed=size.lines_removed,
+            chars_added=size.chars_added,
+            chars_removed=size.chars_removed,
+        )
+        self._add(ev.EditProposed, f"{seed}/edit", at, payload)
+
+    def decide(self, seed: str, at: int, *, edit_id: str, decision: Decision) -> None:
+        """A person, or a mode that the person chose, decided about an edit."""
+        self._add(ev.EditDecided, f"{seed}/{decision}", at, ev.EditDecidedPayload(edit_id=edit_id, decision=decision))
+
+    def interrupt(self, seed: str, at: int, *, target: str = "turn", by: Literal["user", "policy", "system"] = "user") -> None:
+        """Something was stopped before it was done."""
+        self._add(ev.Interrupted, f"{seed}/interrupted", at, ev.InterruptedPayload(by=by, target=target))
+
+    def feedback(self, seed: str, at: int, *, source: str, score: float) -> None:
+        """A person said what they thought: -1 to 1."""
+        self._add(ev.Feedback, f"{seed}/feedback", at, ev.FeedbackPayload(source=source, score=score))
+
+    def tests(self, seed: str, at: int, found: TestCounts) -> None:
+        """Tests ran; `before` is the session's previous run."""
+        before, self._tests = self._tests, found
+        payload = ev.TestRunPayload(
+            passed_before=before.passed if before else None,
+            failed_before=before.failed if before else None,
+            passed_after=found.passed,
+            failed_after=found.failed,
+        )
+        self._add(ev.TestRun, f"{seed}/tests", at, payload)
+
+    def end(self) -> None:
+        """The transcript ends here; one that has grown since gets another end."""
+        if self.started:
+            seed = f"ended/{self._last_seed}"
+            self.out.append(ev.SessionEnded(**self._envelope(None, self.last_ms, seed), payload=ev.SessionEndedPayload(reason="idle")))
+
+    def _add(self, kind: Any, seed: str, at: int, payload: ev.Payload, turn_id: str | None = None) -> None:
+        if not self.started:
+            self.started = True
+            repository = self._stamp.keyed("repository", self.folder) if self.folder else None
+            opening = ev.SessionStartedPayload(surface=self._stamp.format, repository=repository)
+            self.out.append(ev.SessionStarted(**self._envelope(None, at, "started"), payload=opening))
+        self.last_ms, self._last_seed = max(self.last_ms, at), seed
+        self.out.append(kind(**self._envelope(turn_id or self.turn_id, at, seed), payload=payload))
+
+    def _envelope(self, turn_id: str | None, at: int, seed: str) -> dict[str, Any]:
+        stamp = self._stamp
+        return {
+            "event_id": stable_id(f"{self.session_id}/{seed}", at, space=stamp.format),
+            "session_id": self.session_id,
+            "turn_id": turn_id,
+            "occurred_at_ms": at,
+            "recorded_at_ms": at,  # not the clock: a second import must give the same bytes
+            "origin": "imported",
+            "arm": "none",
+            "user_key": stamp.user_key,
+            "consent": stamp.consent,
+            "client": stamp.client,
+        }
