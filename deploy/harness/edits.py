@@ -1,21 +1,13 @@
-"""What an edit changed and how much of it still stands (pure).
+"""What an edit of the harness changed (pure).
 
-Takes: texts before, as proposed, and now. Gives: counts, the sketch of the added text, and the two survival figures of
-`edit_survival`. Leaves out: files and who decided.
+Takes: texts before and as proposed. Gives: counts, the sketch of the added text, and the two survival figures of `edit_survival`,
+which `pipelines.survival` defines. Leaves out: files and who decided.
 """
 
 import difflib
-import zlib
-from collections import Counter
 from dataclasses import dataclass
-from typing import Final
 
-from pipelines.events import pack_ids
-
-GRAM: Final = 4
-"""Characters in one gram: long enough to be specific to a phrase, short enough to survive a renamed variable."""
-SKETCH_GRAMS: Final = 512
-"""Most grams in a sketch, the commonest first, so that an event stays small."""
+from pipelines import survival as standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,47 +62,12 @@ def size(edit: Edit) -> EditSize:
     return EditSize(lines_added=lines_added, lines_removed=lines_removed, chars_added=len(added), chars_removed=len(removed))
 
 
-def grams(text: str) -> Counter[str]:
-    """Count the character 4-grams of a text; a shorter text is one gram."""
-    if not text:
-        return Counter()
-    return Counter(text[at : at + GRAM] for at in range(max(1, len(text) - GRAM + 1)))
-
-
-def similarity(one: str, two: str) -> float:
-    """Multiset similarity of two texts' 4-grams, `2 |A & B| / (|A| + |B|)`, in [0, 1]; two empty texts are equal."""
-    left, right = grams(one), grams(two)
-    total = left.total() + right.total()
-    return 1.0 if total == 0 else 2 * (left & right).total() / total
-
-
 def sketch(edit: Edit) -> str:
-    """Pack (hash, count) pairs of the added text's 4-grams; hashes are CRC-32 as signed int32."""
-    _, added = changed(edit.before or "", edit.after)
-    pairs: list[int] = []
-    for gram, count in grams(added).most_common(SKETCH_GRAMS):
-        value = zlib.crc32(gram.encode())
-        pairs += [value - 2**32 if value >= 2**31 else value, count]
-    return pack_ids(pairs)
+    """Pack the 4-grams of the added text."""
+    return standing.sketch(standing.added_grams(standing.track(edit.before, edit.after)))
 
 
 def survival(edit: Edit, now: str) -> tuple[float, float]:
-    """Say how much of an edit stands in the text now.
-
-    `four_gram` = similarity(added text, text now in its region);
-    `no_revert` = 1 - max(sim(now, before) - sim(after, before), 0) / (1 - sim(after, before)): it falls only as the text goes back
-    to what it was, so that building further on an edit does not count against it.
-
-    Returns:
-        (four_gram, no_revert), each in [0, 1].
-    """
-    before = edit.before or ""
-    _, added = changed(before, edit.after)
-    prefix, suffix = common_affixes(before, edit.after)
-    region = now[prefix : len(now) - suffix] if len(now) >= prefix + suffix else now
-    four_gram = similarity(added, region) if now != edit.after else 1.0
-    proposed = similarity(edit.after, before)
-    if now == before or proposed >= 1.0:
-        return four_gram, 0.0 if now == before else 1.0
-    back = max(similarity(now, before) - proposed, 0.0) / (1.0 - proposed)
-    return four_gram, max(0.0, 1.0 - back)
+    """Say how much of an edit stands in the text now: (four_gram, no_revert), each in [0, 1]."""
+    found = standing.survival(edit.before, edit.after, now)
+    return found.four_gram, found.no_revert

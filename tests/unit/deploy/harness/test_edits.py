@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.harness.edits import Edit, changed, common_affixes, grams, similarity, size, sketch, survival
+from deploy.harness.edits import Edit, changed, common_affixes, size, sketch, survival
 from pipelines.events import unpack_ids
 
 TEXTS = st.text(alphabet="ab\n #=", max_size=40)
@@ -23,14 +23,6 @@ def test_a_new_file_adds_all_its_lines() -> None:
 def test_an_added_comment_line_removes_nothing() -> None:
     counts = size(Edit(path="a.py", before="A = 3\n", after="# T-1\nA = 3\n"))
     assert (counts.lines_added, counts.lines_removed, counts.chars_added, counts.chars_removed) == (1, 0, 6, 0)
-
-
-def test_similarity_of_hand_counted_grams() -> None:
-    # abcde: abcd bcde; abcdf: abcd bcdf -> one of two shared on both sides
-    assert similarity("abcde", "abcdf") == pytest.approx(2 * 1 / 4)
-    assert similarity("", "") == 1.0
-    assert similarity("abcd", "") == 0.0
-    assert grams("aaaaa") == {"aaaa": 2}
 
 
 def test_a_kept_edit_survives_whole() -> None:
@@ -78,9 +70,3 @@ def test_survival_stays_between_nothing_and_all(before: str, after: str, now: st
     four_gram, no_revert = survival(Edit(path="a", before=before, after=after), now)
     assert 0.0 <= four_gram <= 1.0
     assert 0.0 <= no_revert <= 1.0
-
-
-@given(TEXTS, TEXTS)
-def test_similarity_is_symmetric_and_one_only_for_equal_gram_sets(one: str, two: str) -> None:
-    assert similarity(one, two) == similarity(two, one)
-    assert similarity(one, one) == 1.0

@@ -1,0 +1,159 @@
+"""Where a stretch of text went when the text around it changed (pure).
+
+Takes: two texts. Gives: what changed between them, by lines and then by tokens, and regions carried over the change.
+Leaves out: what a region is worth (`survival.py`). The standard library's difflib does the comparing between anchors; it alone
+pairs the longest equal runs, which in code are blank lines and braces.
+"""
+
+import difflib
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+LINE_PAIRS: Final = 2_000_000
+"""Pairs of equal lines that a diff may look at (about a second); beyond, very common lines are no anchors."""
+TOKEN_PAIRS: Final = 200_000
+"""Pairs of tokens that a changed block may have to be compared token by token (about 50 ms); beyond, only its ends are."""
+TOKEN: Final = re.compile(r"\w+|[^\S\n]+|\n|[^\w\s]")
+
+Gap = tuple[int, int, int, int]
+"""A changed stretch: [from, to) in the old text and [from, to) in the new one, in characters."""
+
+
+def _changes(old: Sequence[str], new: Sequence[str], *, junk: bool) -> Iterator[Gap]:
+    """Yield the stretches that differ, as [from, to) of items in both, in order and apart from each other.
+
+    Items that occur once in both are anchors, as in a patience diff; without them the longest run of blank lines would pair up,
+    wherever it is.
+    """
+    a_at = b_at = 0
+    for a_next, b_next in [*_anchors(old, new), (len(old), len(new))]:
+        a, b = old[a_at:a_next], new[b_at:b_next]
+        head = _shared(a, b)
+        tail = min(_shared(a[::-1], b[::-1]), min(len(a), len(b)) - head)
+        a, b = a[head : len(a) - tail], b[head : len(b) - tail]
+        a_at, b_at = a_at + head, b_at + head
+        if a and b:
+            for kind, a_from, a_to, b_from, b_to in difflib.SequenceMatcher(a=a, b=b, autojunk=junk).get_opcodes():
+                if kind != "equal":
+                    yield a_at + a_from, a_at + a_to, b_at + b_from, b_at + b_to
+        elif a or b:
+            yield a_at, a_at + len(a), b_at, b_at + len(b)
+        a_at, b_at = a_next + 1, b_next + 1
+
+
+def _anchors(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the longest ascending chain of places at which both have the same item, which neither has twice.
+
+    Source: Bram Cohen's patience diff; the chain by patience sorting (Schensted 1961), O(n log n).
+    """
+    seen_old, seen_new = Counter(old), Counter(new)
+    where = {item: at for at, item in enumerate(new) if seen_new[item] == 1}
+    pairs = [(at, where[item]) for at, item in enumerate(old) if seen_old[item] == 1 and item in where]
+    ends: list[int] = []
+    last: list[int] = []
+    previous: list[int] = []
+    for index, (_, place) in enumerate(pairs):
+        length = bisect_left(ends, place)
+        previous.append(last[length - 1] if length else -1)
+        ends[length : length + 1] = [place]
+        last[length : length + 1] = [index]
+    chain: list[tuple[int, int]] = []
+    index = last[-1] if last else -1
+    while index >= 0:
+        chain.append(pairs[index])
+        index = previous[index]
+    return chain[::-1]
+
+
+def _shared(one: Sequence[str], two: Sequence[str]) -> int:
+    count = 0
+    for left, right in zip(one, two, strict=False):
+        if left != right:
+            break
+        count += 1
+    return count
+
+
+def _starts(items: Sequence[str]) -> list[int]:
+    """Return where each item starts, and where the last ends."""
+    starts = [0]
+    for item in items:
+        starts.append(starts[-1] + len(item))
+    return starts
+
+
+def line_gaps(old: str, new: str) -> Iterator[Gap]:
+    """Yield the changed blocks of whole lines, in characters."""
+    a, b = old.split("\n"), new.split("\n")
+    a, b = [line + "\n" for line in a[:-1]] + a[-1:], [line + "\n" for line in b[:-1]] + b[-1:]
+    counts = Counter(b)
+    pairs = sum(counts[line] for line in a)
+    a_at, b_at = _starts(a), _starts(b)
+    for a_from, a_to, b_from, b_to in _changes(a, b, junk=pairs > LINE_PAIRS):
+        yield a_at[a_from], a_at[a_to], b_at[b_from], b_at[b_to]
+
+
+def trimmed(old: str, new: str, gap: Gap) -> Gap:
+    """Take off the whole tokens that both sides of a change share at its ends."""
+    o_from, o_to, n_from, n_to = gap
+    a, b = TOKEN.findall(old[o_from:o_to]), TOKEN.findall(new[n_from:n_to])
+    head = _shared(a, b)
+    tail = min(_shared(a[::-1], b[::-1]), min(len(a), len(b)) - head)
+    front, back = len("".join(a[:head])), len("".join(a[len(a) - tail :]))
+    return o_from + front, o_to - back, n_from + front, n_to - back
+
+
+def gaps(old: str, new: str) -> list[Gap]:
+    """Return what changed between two texts: by lines, and inside changed blocks by tokens (words, blanks, signs).
+
+    Returns:
+        Changed stretches in order, apart from each other; what lies between them is equal in both texts.
+    """
+    found: list[Gap] = []
+    for block in line_gaps(old, new):
+        o_from, o_to, n_from, n_to = trimmed(old, new, block)
+        a, b = TOKEN.findall(old[o_from:o_to]), TOKEN.findall(new[n_from:n_to])
+        if not a or not b or len(a) * len(b) > TOKEN_PAIRS:
+            found.append((o_from, o_to, n_from, n_to))
+            continue
+        a_at, b_at = _starts(a), _starts(b)
+        for a_from, a_to, b_from, b_to in _changes(a, b, junk=False):
+            found.append((o_from + a_at[a_from], o_from + a_at[a_to], n_from + b_at[b_from], n_from + b_at[b_to]))
+    return found
+
+
+def follow(start: int, end: int, changes: Sequence[Gap], *, beside: bool = False) -> tuple[int, int]:
+    """Carry a region over a change.
+
+    What replaced any of the region belongs to it; what was inserted at its edge does not, unless the region is empty (then there is
+    nothing else by which to see that a deletion was taken back).
+
+    Args:
+        start: First character of the region in the old text.
+        end: Character after it.
+        changes: What changed, from `gaps`.
+        beside: Whether text inserted at the region's edges belongs to it too.
+
+    Returns:
+        The region in the new text, `start <= end`.
+    """
+    low, high = start, end
+    into_low: int | None = None
+    into_high: int | None = None
+    for o_from, o_to, n_from, n_to in changes:
+        inside = o_from < end and o_to > start
+        if not inside and o_from <= end and o_to >= start:  # they touch
+            inside = start == end or (beside and o_from == o_to)
+        if inside and o_from <= start and into_low is None:
+            into_low = n_from
+        if inside and o_to >= end:
+            into_high = n_to
+        if not inside and o_to <= start:
+            low = start + n_to - o_to
+        if o_to <= (end if inside else start):
+            high = end + n_to - o_to
+    low = low if into_low is None else into_low
+    return low, max(low, high if into_high is None else into_high)
