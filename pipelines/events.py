@@ -62,6 +62,9 @@ class SessionStartedPayload(Payload):
     """Kind of task, for baselines and medians; None when unknown."""
     repository: str | None = None
     """Keyed fingerprint of the repository, never its name."""
+    edits_observed: bool | None = None
+    """Whether the client records every change that the policy makes, so that a turn without an edit event had none. None or false: it may
+    have changed things unseen, and the absence of an edit means nothing."""
 
 
 class SessionEndedPayload(Payload):
@@ -84,6 +87,8 @@ class TurnStartedPayload(Payload):
     images: int = 0
     reply_delay_ms: int | None = None
     """Time since the previous turn's last completion; None on the first turn."""
+    edit_expected: float | None = Field(default=None, ge=0, le=1)
+    """P(the message asks for something to be changed), from the message alone (`reading.edit_expected`); None when not read."""
 
 
 class CompletionPayload(Payload):
@@ -113,6 +118,12 @@ class CompletionPayload(Payload):
     cached_tokens: int = 0
     capture_error: str | None = None
     """Why this completion cannot be trained on; None when the capture is complete."""
+    ends_in_question: bool | None = None
+    """Whether the text for the user ends in a question; None when not read or when the completion calls tools."""
+    claims: int | None = Field(default=None, ge=0)
+    """Files that the text for the user speaks of, each once; None when not read or when the completion calls tools."""
+    claims_unread: int | None = Field(default=None, ge=0)
+    """Of those, files that no earlier tool call named and no earlier result showed."""
 
 
 class ToolCallPayload(Payload):
@@ -125,6 +136,16 @@ class ToolCallPayload(Payload):
     arguments_hash: str | None = None
     """Keyed hash of the arguments, to see repeats."""
     parallel_group: int | None = None
+    """Calls of one completion share it; None when the call was alone."""
+    kind: Literal["read", "search", "edit", "run", "other"] | None = None
+    """What the tool does; None when the client does not say."""
+    path_hash: str | None = None
+    """Keyed hash of the file or thing that the call names, as in `edit_proposed`; None when it names none."""
+    changes_before: int | None = Field(default=None, ge=0)
+    """Changes that the turn had made before this call: the same call again after a change is no repeat. None when unknown."""
+    independent: bool | None = None
+    """Whether the call looked something up in a later completion although nothing in its arguments came from an earlier result, so that
+    it could have gone out in parallel (`reading.independent`); None when not read."""
 
 
 class ToolResultPayload(Payload):
@@ -166,6 +187,8 @@ class EditSurvivalPayload(Payload):
     survival_four_gram: float = Field(ge=0, le=1)
     survival_no_revert: float = Field(ge=0, le=1)
     branch_changed: bool = False
+    milestone: Literal["commit"] | None = None
+    """The event at which it was measured where that is no fixed horizon; None at a horizon."""
 
 
 class FeedbackPayload(Payload):
@@ -187,6 +210,10 @@ class LintDeltaPayload(Payload):
 
     issues_before: int
     issues_after: int
+    rules_checked: int | None = Field(default=None, ge=0)
+    """Project rules that were checked on the turn's edits; None when none were."""
+    rules_broken: int | None = Field(default=None, ge=0)
+    """Of those, rules that the edits break."""
 
 
 class TestRunPayload(Payload):

@@ -19,8 +19,9 @@ from deploy.harness.config import HarnessConfig
 from deploy.harness.edits import Edit, size, sketch
 from deploy.harness.sandbox import Sandbox
 from deploy.harness.stamps import SessionLog
-from deploy.harness.tools import Answer, Call, call_tool, check_call
+from deploy.harness.tools import KINDS, Answer, Call, call_tool, check_call
 from pipelines.events import EditProposedPayload, InterruptedPayload, ResultClass, ToolCallPayload, ToolResultPayload
+from pipelines.reading import independent
 
 Message = dict[str, Any]
 
@@ -103,6 +104,8 @@ class Agent:
 
 @dataclass(slots=True)
 class _Progress:
+    said_before: int = 0
+    """Messages of the conversation up to the user's."""
     steps: list[Step] = field(default_factory=list)
     proposals: list[Proposal] = field(default_factory=list)
     tokens: int = 0
@@ -127,7 +130,7 @@ def run_turn(agent: Agent, conversation: list[Message], *, turn_id: str, turn_in
         EngineUnavailable: The gateway did not answer (see `GatewayClient.complete`).
     """
     started = agent.now_s()
-    progress = _Progress()
+    progress = _Progress(said_before=len(conversation))
     ending = Ending.STEP_LIMIT
     for step in range(agent.config.max_steps):
         left = agent.config.max_turn_tokens - progress.tokens
@@ -195,7 +198,7 @@ def _answer_calls(agent: Agent, reply: Reply, conversation: list[Message], progr
     for call in reply.calls:
         answer = _abort(call) if aborted == "yes" else call_tool(call, agent.workspace, agent.sandbox)
         answers.append(answer)
-        _record(agent.log, call, answer, reply=reply, turn_id=turn_id)
+        _record(agent.log, call, answer, reply=reply, turn_id=turn_id, place=_place(call, conversation, progress))
         if answer.edit is not None:
             proposal = Proposal(edit_id=f"edit-{uuid.uuid4().hex}", edit=answer.edit)
             progress.proposals.append(proposal)
@@ -217,7 +220,23 @@ def _keyed(log: SessionLog, text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=log.session_id.encode()[:64], digest_size=16).hexdigest()
 
 
-def _record(log: SessionLog, call: Call, answer: Answer, *, reply: Reply, turn_id: str) -> None:
+def _place(call: Call, conversation: list[Message], progress: _Progress) -> dict[str, Any]:
+    """Say where a call stands among the turn's changes and results."""
+    kind, independently = KINDS.get(call.name), None
+    if progress.steps and kind in ("read", "search"):
+        results = [answer.text for step in progress.steps for answer in step.answers]
+        known = "\n".join(str(message.get("content") or "") for message in conversation[: progress.said_before])
+        independently = independent(call.arguments, results=results, known=known) if results else None
+    return {"kind": kind, "changes_before": len(progress.proposals), "independent": independently}
+
+
+def _named(call: Call) -> str | None:
+    arguments, _, _ = check_call(call)
+    return None if arguments is None else arguments.get("path")
+
+
+def _record(log: SessionLog, call: Call, answer: Answer, *, reply: Reply, turn_id: str, place: dict[str, Any]) -> None:
+    path = _named(call)
     log.add(
         ToolCallPayload(
             tool_call_id=call.tool_call_id,
@@ -226,6 +245,8 @@ def _record(log: SessionLog, call: Call, answer: Answer, *, reply: Reply, turn_i
             arguments_valid=answer.arguments_valid,
             arguments_hash=_keyed(log, call.arguments),
             parallel_group=0 if len(reply.calls) > 1 else None,
+            path_hash=None if path is None else _keyed(log, path),
+            **place,
         ),
         turn_id=turn_id,
     )

@@ -37,6 +37,7 @@ from pipelines.events import (
     TestRunPayload,
     TurnStartedPayload,
 )
+from pipelines.reading import edit_expected
 from signals import rewards
 from signals.config import RewardsConfig
 
@@ -167,7 +168,7 @@ def run_session(services: Services, plan: Plan) -> tuple[SessionRecord, list[dic
         api_key=services.api_key,
     )
     record = SessionRecord(index=plan.index, attempt=plan.attempt, session_id=plan.session_id, user_key=key, origin=plan.origin)
-    log.add(SessionStartedPayload(surface=surface, task_bucket=caller.task_bucket))
+    log.add(SessionStartedPayload(surface=surface, task_bucket=caller.task_bucket, edits_observed=True))
     with tempfile.TemporaryDirectory(prefix="tidegate-session-") as folder:
         agent = Agent(
             client=services.client,
@@ -255,7 +256,12 @@ def _turn(run: _Run, task: Task, message: str, *, try_number: int, language: str
     turn_id = f"{run.plan.session_id}-t{len(run.judged)}"
     delay = round(run.rng.uniform(4_000, 30_000)) if run.judged else None
     started = TurnStartedPayload(
-        turn_index=len(run.judged), message=message, message_chars=len(message), language=language, reply_delay_ms=delay
+        turn_index=len(run.judged),
+        message=message,
+        message_chars=len(message),
+        language=language,
+        reply_delay_ms=delay,
+        edit_expected=edit_expected(message),
     )
     run.log.add(started, turn_id=turn_id)
     run.conversation.append({"role": "user", "content": message})

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from deploy.harness.edits import Edit
 from deploy.harness.sandbox import WORKSPACE, Sandbox
@@ -78,6 +78,15 @@ TOOLS: Final[tuple[dict[str, Any], ...]] = (
 """In OpenAI's form. All arguments are strings; the schemas leave that and "type": "object" out, because a small policy pays for every
 token of its prompt (223 tokens of system message instead of 282). `check_call` enforces it. edit_file ends with the path: as the
 first argument, as in read_file, a small policy closed the call right after it (15 of 51 first calls after 128 demonstrations)."""
+
+
+KINDS: Final[dict[str, Literal["read", "search", "edit", "run"]]] = {
+    "read_file": "read",
+    "edit_file": "edit",
+    "grep": "search",
+    "run_terminal": "run",
+}
+"""What each tool does, as events say it."""
 
 
 class CallError(Exception):

@@ -8,6 +8,7 @@ Takes: the request's headers and body, the engine's reply, clocks and ids as arg
 Leaves out: asking the engine, sending events (`gateway.py`).
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ from pipelines.events import (
     pack_ids,
     pack_logprobs,
 )
+from pipelines.reading import claims, edit_expected, ends_in_question
 from pipelines.redaction import features
 
 TurnType = Literal["main", "side"]
@@ -150,7 +152,7 @@ def opening_events(mark: Stamp, request: ChatRequest, policy: Policy, *, now_ms:
         seen = features(text)
         turn = TurnStartedPayload(
             turn_index=mark.turn_index, message=text, message_chars=seen.chars, language=seen.language,
-            stack_traces=seen.stack_traces, diffs=seen.diffs,
+            stack_traces=seen.stack_traces, diffs=seen.diffs, edit_expected=edit_expected(text),
         )  # fmt: skip
         events.append(TurnStarted(event_id=new_id(), turn_id=mark.turn_id, payload=turn, **common))
     return events
@@ -158,7 +160,7 @@ def opening_events(mark: Stamp, request: ChatRequest, policy: Policy, *, now_ms:
 
 def completion_event(
     mark: Stamp, reply: Mapping[str, Any], policy: Policy, *, sent: Mapping[str, Any], finish_reason: str | None,
-    now_ms: int, event_id: str, fault: str | None = None,
+    now_ms: int, event_id: str, fault: str | None = None, answers: ChatRequest | None = None,
 ) -> Completion:  # fmt: skip
     """Return the event of one completion.
 
@@ -171,6 +173,7 @@ def completion_event(
         now_ms: When the answer arrived.
         event_id: Id of the event.
         fault: Why there is no whole reply; None when there is one.
+        answers: The request, where the reply is the last word of its turn (it calls no tool); None elsewhere.
     """
     choice: Mapping[str, Any] = (reply.get("choices") or [{}])[0]
     timings: Mapping[str, Any] = reply.get("timings") or {}
@@ -191,6 +194,7 @@ def completion_event(
         finish_reason=finish_reason, ttft_ms=timings.get("ttft_ms"), duration_ms=timings.get("duration_ms"),
         prompt_tokens=usage.get("prompt_tokens") or 0, response_tokens=usage.get("completion_tokens") or 0,
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0, capture_error=fault,
+        **(_said(choice, answers) if answers is not None and mark.consent != "none" else {}),
     )  # fmt: skip
     return Completion(event_id=event_id, turn_id=mark.turn_id, payload=payload, **_envelope(mark, policy, now_ms=now_ms))
 
@@ -221,6 +225,18 @@ def tool_call_events(
         )
         for index, call in enumerate(calls)
     ]  # fmt: skip
+
+
+def _said(choice: Mapping[str, Any], request: ChatRequest) -> dict[str, Any]:
+    """Describe a turn's last word: whether it asks, and which files it speaks of with and without having looked at them.
+
+    What was looked at is what the request shows: a client that shortens its conversation forgets reads.
+    """
+    text = (choice.get("message") or {}).get("content") or ""
+    looked_at = [message.content or "" for message in request.messages if message.role == "tool"]
+    looked_at += [json.dumps(call.get("function"), ensure_ascii=False) for message in request.messages for call in message.tool_calls or ()]
+    named, unread = claims(text, looked_at)
+    return {"ends_in_question": ends_in_question(text), "claims": named, "claims_unread": unread}
 
 
 def _envelope(mark: Stamp, policy: Policy, *, now_ms: int) -> dict[str, Any]:

@@ -154,7 +154,8 @@ class Gateway:
         calls = parse(choice["message"].get("content") or "") if asked.tools else []
         finish = "tool_calls" if calls and choice.get("finish_reason") == "stop" else choice.get("finish_reason")
         event = completion_event(
-            mark, reply, replica.policy, sent=body, finish_reason=finish, now_ms=_now_ms(), event_id=new_id()
+            mark, reply, replica.policy, sent=body, finish_reason=finish, now_ms=_now_ms(), event_id=new_id(),
+            answers=None if calls else asked,
         )  # fmt: skip
         self._record([event])
         digest = self._identity.hasher
