@@ -49,6 +49,8 @@ class Signal:
     """Attributes of the resource, and for a span event those of its span over them."""
     body: Any = None
     failed: bool = False
+    message: str = ""
+    """A span's status in words, for telling failures apart; never kept."""
     position: int = 0
     """Place among the events of one span, so that equal events stay two."""
 
@@ -140,6 +142,7 @@ def _span(span: object, resource: Mapping[str, Any]) -> Iterator[Signal | Fault]
         kind="span", name=_text(span.get("name")), start_ms=start if start is not None else end, at_ms=end if end is not None else start,
         trace_id=trace_id, span_id=span_id, parent_id=_id(_field(span, "parentSpanId", "parent_span_id")), attributes=attributes,
         context=resource, failed=code in (2, "2", "STATUS_CODE_ERROR", "ERROR"),
+        message=_text(status.get("message"))[:500] if isinstance(status, dict) else "",
     )  # fmt: skip
     around = {**resource, **attributes}
     for position, event in enumerate(_items(span, "events")):

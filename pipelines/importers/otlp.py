@@ -1,0 +1,181 @@
+"""OTLP/JSON files: what the OpenTelemetry collector's file exporter writes (one request a line), a saved request, VS Code Copilot's
+outfile.
+
+Takes and gives: see `registry.py`; a record is one span, span event or log record. `Translator` is the same mapping for requests
+that come over HTTP (`pipelines/collector.py`). Files of traces and of logs can be mixed.
+Leaves out: protobuf files. A file is taken request by request: a conversation that is named only in a later request is not known to
+the spans before.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from pydantic import ValidationError
+
+from pipelines.events import Event
+from pipelines.importers import copilot, otlp_genai
+from pipelines.importers.engine import Mapped
+from pipelines.importers.otlp_sessions import Sessions, Source
+from pipelines.importers.otlp_wire import ROOTS, Fault, Signal, group, signals
+from pipelines.importers.records import Advance, Record, json_document, json_lines
+from pipelines.importers.sessions import Stamp
+
+SAMPLE: Final = Path(__file__).parent / "samples" / "otlp.jsonl"
+"""Invented telemetry in the true shape: requests of traces and logs with the encodings that senders differ in."""
+VERSION: Final = "1"
+_FIRST_LINE_BYTES: Final = 4_096
+
+
+def read(path: Path, file: IO[bytes], advance: Advance) -> Iterator[Record]:
+    """Yield the signals of a file; those of one request (or of one resource in a document) are put in order of their start.
+
+    Before them comes a record that does not count with all of them, from which the mapper learns what one tells about another.
+    """
+    del path
+    first = file.read(_FIRST_LINE_BYTES).lstrip()
+    file.seek(0)
+    for record in _documents(first, file, advance):
+        if record.fault is not None:
+            yield record
+            continue
+        found = group(record.key, record.value) if record.key in ROOTS else signals(record.value)
+        ordered = _ordered(found)
+        yield Record(record.number, [item for item in ordered if isinstance(item, Signal)], counted=False)
+        for item in ordered:
+            yield Record(record.number, None, item.reason) if isinstance(item, Fault) else Record(record.number, item)
+
+
+def _documents(first: bytes, file: IO[bytes], advance: Advance) -> Iterator[Record]:
+    """Read lines where the first line is a request, else one document that may be longer than the memory."""
+    line = first.split(b"\n", 1)[0].strip()
+    if line[:1] == b"{" and len(line) > 1 and not _opens_document(line):
+        return json_lines(file, advance)
+    return (record for record in json_document(file, advance, lists=ROOTS) if record.counted)
+
+
+def _opens_document(line: bytes) -> bool:
+    """Whether a line is only the beginning of a JSON object that goes on over lines; a line that was cut by us is none."""
+    if len(line) >= _FIRST_LINE_BYTES - 1:
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return not line.endswith(b"}")
+    return False
+
+
+def _ordered(found: Iterable[Signal | Fault]) -> list[Signal | Fault]:
+    """Sort by start, faults first: a turn opens with its first span, though exporters send a span when it ends."""
+    return sorted(found, key=lambda item: -1 if isinstance(item, Fault) or item.start_ms is None else item.start_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one entry of a request became."""
+
+    events: tuple[Event, ...]
+    fault: str | None
+    """Why it was not taken; None when it was, or when it is nothing of ours."""
+    ignored: bool
+
+
+class Translator:
+    """Requests of one source -> events; remembers a bounded number of conversations between requests."""
+
+    def __init__(self, source: Source) -> None:
+        self._sessions = Sessions(source)
+
+    def learn(self, signal: Signal) -> None:
+        """Take in what a signal tells about others, before any of its request is mapped."""
+        otlp_genai.learn(self._sessions, signal)
+
+    def signal(self, signal: Signal) -> Mapped:
+        """Map one signal.
+
+        Raises:
+            ValidationError: A value does not fit an event.
+        """
+        if signal.kind == "log" and signal.name.startswith(copilot.PREFIX):
+            return copilot.record(self._sessions, signal)
+        return otlp_genai.record(self._sessions, signal)
+
+    def request(self, document: object) -> Iterator[Answer]:
+        """Map a whole request; every span, span event and log record gets one answer, and none of them spoils another's."""
+        found = _ordered(signals(document))
+        for item in found:
+            if isinstance(item, Signal):
+                self.learn(item)
+        for item in found:
+            if isinstance(item, Fault):
+                yield _answer(Mapped(reason=item.reason))
+                continue
+            try:
+                yield _answer(self.signal(item))
+            except ValidationError:
+                yield _answer(Mapped(reason="unmappable"))
+
+
+def _answer(mapped: Mapped) -> Answer:
+    ignored = mapped.reason is not None and mapped.reason.startswith("not_a_session_event")
+    return Answer(events=tuple(mapped.events), fault=None if ignored else mapped.reason, ignored=ignored)
+
+
+class Mapper:
+    """The importer's mapper: see `engine.Mapper`."""
+
+    def __init__(self, stamp: Stamp) -> None:
+        source = Source(
+            origin="imported",
+            user_key=lambda _named: stamp.user_key,
+            consent=lambda _claimed: stamp.consent,
+            keep_text=stamp.keep_text,
+            client=stamp.client,
+            keyed=stamp.keyed,
+        )
+        self._translator = Translator(source)
+
+    def identity(self, record: Record) -> str | None:
+        """Return what a span or log record is recognised by: its ids, or all of it."""
+        signal: Signal = record.value
+        if signal.kind == "span":
+            return f"{signal.trace_id}/{signal.span_id}" if signal.span_id else None
+        attributes = json.dumps(signal.attributes, sort_keys=True, default=str)
+        return f"{signal.trace_id}/{signal.span_id}/{signal.at_ms}/{signal.name}/{signal.position}/{attributes}/{signal.body}"
+
+    def facts(self, record: Record) -> Iterator[str]:
+        """Name what a signal holds, from its own words."""
+        if not record.counted:
+            return
+        signal: Signal = record.value
+        did = otlp_genai.operation(signal) if signal.kind == "span" else None
+        if did == "execute_tool":
+            yield "tool_calls"
+            if signal.failed or "error.type" in signal.attributes:
+                yield "tool_errors"
+        elif did in otlp_genai.AGENTS and not signal.parent_id:
+            yield "user_messages"
+        elif signal.name.startswith("copilot_chat.edit.feedback"):
+            yield "edits"
+            if signal.attributes.get("outcome") == "rejected":
+                yield "tool_rejections"
+
+    def record(self, record: Record, *, path: Path, emit: bool) -> Mapped:
+        """Map one signal."""
+        del path
+        if not record.counted:
+            for each in record.value:
+                self._translator.learn(each)
+            return Mapped()
+        signal: Signal = record.value
+        return self._translator.signal(signal) if emit else Mapped()
+
+    def end_file(self) -> Iterator[Any]:
+        """Yield nothing: every signal stands alone."""
+        yield from ()
+
+    def end(self) -> Iterator[Any]:
+        """Yield nothing: telemetry does not say when a conversation is over."""
+        yield from ()
