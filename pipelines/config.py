@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from pipelines.errors import ConfigError
 
@@ -57,6 +57,31 @@ class CollectorConfig(Section):
     """The HTTP collector: events from clients that have no Kafka library."""
 
 
+class SurvivalConfig(Section):
+    """Following what becomes of edits."""
+
+    horizons_s: tuple[int, ...] = Field(default=(0, 5, 30, 120, 300, 600, 900), min_length=1)
+    """Seconds after an edit at which its file is read again: at once (was it applied?), while it is looked at, and until people have
+    moved on. Those of 30 s and later are the ones that published trackers use, so that figures compare."""
+    max_edits: int = Field(default=500, ge=1)
+    """Edits watched at once; more are counted as refused."""
+    max_file_bytes: int = Field(default=1_000_000, ge=1)
+    """Larger files are not followed: they are data or generated."""
+    spool_max_bytes: int = Field(default=64_000_000, ge=1)
+    """Disk for the edits that wait, and as much again for those kept."""
+    keep_days: int = Field(default=8, ge=0)
+    """How long an edit's text stays on this machine after its last horizon, for `tidegate signals survival`; 0: not at all."""
+    days: tuple[int, ...] = Field(default=(1, 7), min_length=1)
+    """Days after an edit at which git history or snapshots are asked."""
+
+    @field_validator("horizons_s", "days")
+    @classmethod
+    def _ascending(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        if any(value < 0 for value in values) or list(values) != sorted(set(values)):
+            raise ValueError("horizons ascend, none twice, none negative")
+        return values
+
+
 class PipelinesConfig(BaseModel):
     """Settings of the event pipeline."""
 
@@ -65,12 +90,13 @@ class PipelinesConfig(BaseModel):
     kafka: KafkaConfig = KafkaConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     collector: CollectorConfig = CollectorConfig()
+    survival: SurvivalConfig = SurvivalConfig()
 
 
 Tree = TypeVar("Tree", bound=PipelinesConfig)
 
 ALL_SECTIONS: tuple[str, ...] = (
-    "kafka", "privacy", "collector", "spark", "signals", "rewards", "followups", "lake", "monitors", "trainer", "warmstart",
+    "kafka", "privacy", "collector", "survival", "spark", "signals", "rewards", "followups", "lake", "monitors", "trainer", "warmstart",
     "serving", "harness", "simulation", "benchmark", "gate", "release", "schedule", "mlflow",
 )  # fmt: skip
 """Every section of the whole tree; `deploy.config` is tested to define exactly these."""

@@ -1,11 +1,12 @@
 """The distil job: from `events` to `turns`, `edits`, `rewards`, `samples` and `ledger_counts`, for the sessions that changed.
 
 A session is touched when events of it arrived since the last distil, when a window of it has closed meanwhile, or when a policy version it
-used was tombstoned or restored. Touched sessions are recomputed whole; untouched ones in the same bucket are carried over; then each
-bucket is replaced in one commit a table. Nothing depends on how far an earlier run came: the table `distilled` is written last, and until
-it names a frontier the same sessions are recomputed to the same rows.
+used was tombstoned or restored. Touched sessions are recomputed whole, from the events of a bounded look-back; untouched ones on the same
+days are carried over; then those days are replaced in one commit a table, so that the cost does not grow with the lake. Nothing depends on
+how far an earlier run came: the table `distilled` is written last, and until it names a frontier the same sessions are recomputed to the
+same rows.
 
-Takes: the lake, settings, `now`. Gives: rewritten buckets and a summary. Leaves out: the rules (`transforms.py`).
+Takes: the lake, settings, `now`. Gives: rewritten days and a summary. Leaves out: the rules (`transforms.py`).
 """
 
 import logging
@@ -26,7 +27,7 @@ from pipelines.storage import Home
 from signals import lake, transforms
 from signals.config import SignalsConfig
 from signals.rewards import reward_version
-from signals.tables import BUCKET, TABLES
+from signals.tables import BUCKET, DAY, TABLES
 
 LOG: Final = logging.getLogger(__name__)
 WRITTEN: Final = ("edits", "rewards", "samples", "turns")
@@ -81,10 +82,9 @@ def touched(home: Home, config: SignalsConfig, *, now: datetime, tombstoned: fro
         sessions.update(batch.column("session_id").to_pylist())
         days.update(batch.column("date").unique().to_pylist())
     changed = tombstoned ^ frozenset(before["tombstoned"] if before else ())
-    turns = lake.read(home, "turns", columns=["session_id", "policy_version", "final", "closes_at", "started_at"])
-    due = pc.and_(pc.invert(turns["final"]), pc.less_equal(turns["closes_at"], pa.scalar(now, pa.timestamp("us", tz="UTC"))))
-    moved = pc.fill_null(pc.is_in(turns["policy_version"], pa.array(sorted(changed), pa.int64())), False)
-    again = turns.filter(pc.or_(due, moved))
+    due = ~ds.field("final") & (ds.field("closes_at") <= pa.scalar(now, pa.timestamp("us", tz="UTC")))
+    moved = ds.field("policy_version").isin(pa.array(sorted(changed), pa.int64()))
+    again = lake.scan(home, "turns", ["session_id", "started_at"], due | moved if changed else due)
     sessions.update(again["session_id"].to_pylist())
     if (first := pc.min(again["started_at"]).as_py()) is not None:
         days.add(first.date())
@@ -138,14 +138,16 @@ def distil(
         ContractViolation: A turn has no outcome, or two; nothing is recorded as done then.
     """
     conflicts = turns = 0
+    days: list[date] = []
     if what.sessions:
-        ids = spark.createDataFrame(pa.table({"session_id": pa.array(sorted(what.sessions), pa.string())}))
+        names = pa.array(sorted(what.sessions), pa.string())
+        ids = spark.createDataFrame(pa.table({"session_id": names}))
         wanted = F.broadcast(transforms.with_bucket(ids, config.signals.buckets))
-        buckets = sorted(row[BUCKET] for row in wanted.select(BUCKET).distinct().collect())
         events = (
             spark.read.format("delta")
             .load(str(lake.path(home, "events")))
-            .where(F.col("date") >= F.lit(what.since))
+            # Ids that sort by time lie in few files of a compacted day; the range lets Spark pass over the others.
+            .where((F.col("date") >= F.lit(what.since)) & F.col("session_id").between(names[0].as_py(), names[-1].as_py()))
             .join(wanted, "session_id", "left_semi")
         )
         events = transforms.with_bucket(events, config.signals.buckets)
@@ -157,11 +159,12 @@ def distil(
             tombstoned=tombstoned,
             partitions=min(config.signals.buckets, config.spark.shuffle_partitions),
         )
-        turns = _write(spark, home, found, wanted, buckets, after)
-        conflicts = _write_conflicts(home, found.conflicts, buckets, spark, wanted)
-        lake.replace_buckets(home, "ledger_counts", _counts(home, buckets), buckets)
+        days = sorted(_days(found.turns.select(DAY).union(found.edits.select(DAY))) | _days_before(home, ("turns", "edits"), names))
+        turns = _write(spark, home, found, wanted, days, after)
+        conflicts = _write_conflicts(spark, home, found.conflicts, wanted, names)
+        lake.replace_days(home, "ledger_counts", _counts(home, days), days)
         after("ledger_counts")
-    outcomes = check_outcomes(home)
+    outcomes = check_outcomes(home, days)
     lake.append(
         home,
         "distilled",
@@ -182,71 +185,90 @@ def distil(
     return Summary(sessions=len(what.sessions), turns=turns, outcomes=outcomes, conflicts=conflicts)
 
 
-def _carried(spark: SparkSession, home: Home, name: str, wanted: DataFrame, buckets: list[int]) -> DataFrame | None:
-    """Return the rows of untouched sessions in buckets that are to be replaced; None when the table holds nothing yet."""
-    if lake.open_table(home, name).version() == 0:
+def _days(frame: DataFrame) -> set[date]:
+    return {row[DAY] for row in frame.distinct().collect()}
+
+
+def _days_before(home: Home, tables: Iterable[str], sessions: pa.Array) -> set[date]:
+    """Return the days that hold rows of these sessions now: an event that came late can have moved a turn's start to another day."""
+    condition = ds.field("session_id").isin(sessions)
+    return {day for name in tables for day in lake.scan(home, name, [DAY], condition)[DAY].unique().to_pylist()}
+
+
+def _carried(spark: SparkSession, home: Home, name: str, wanted: DataFrame, days: list[date]) -> DataFrame | None:
+    """Return the rows of untouched sessions on days that are to be replaced; None when the table holds nothing yet."""
+    if not lake.holds_rows(home, name):
         return None
-    rows = spark.read.format("delta").load(str(lake.path(home, name))).where(F.col(BUCKET).isin(buckets))
+    rows = spark.read.format("delta").load(str(lake.path(home, name))).where(F.col(DAY).isin(days))
     return rows.join(wanted, "session_id", "left_anti").select(*TABLES[name].schema.names)
 
 
-def _replace(frame: DataFrame, home: Home, name: str, buckets: list[int]) -> None:
-    predicate = f"{BUCKET} IN ({', '.join(map(str, buckets))})"
+def _replace(frame: DataFrame, home: Home, name: str, days: list[date]) -> None:
+    predicate = lake.day_predicate(days)
     frame.write.format("delta").mode("overwrite").option("replaceWhere", predicate).save(str(lake.path(home, name)))
 
 
 def _write(
-    spark: SparkSession, home: Home, found: transforms.Distilled, wanted: DataFrame, buckets: list[int], after: Callable[[str], None]
+    spark: SparkSession, home: Home, found: transforms.Distilled, wanted: DataFrame, days: list[date], after: Callable[[str], None]
 ) -> int:
-    """Replace the buckets of the tables; returns the number of turns recomputed."""
+    """Replace the days of the tables; returns the number of turns recomputed."""
     fresh = {"edits": found.edits, "rewards": found.rewards, "samples": found.samples, "turns": found.turns}
 
     def write(name: str) -> None:
-        carried = _carried(spark, home, name, wanted, buckets)
-        _replace(fresh[name] if carried is None else fresh[name].unionByName(carried), home, name, buckets)
+        carried = _carried(spark, home, name, wanted, days)
+        _replace(fresh[name] if carried is None else fresh[name].unionByName(carried), home, name, days)
         after(name)
 
     turns = found.turns.count()
-    # Each commit waits for files more than for cores, so they go side by side; `turns` is last and alone.
-    with ThreadPoolExecutor(max_workers=len(WRITTEN) - 1) as pool:
-        list(pool.map(write, WRITTEN[:-1]))
-    write(WRITTEN[-1])
+    if days:
+        # Each commit waits for files more than for cores, so they go side by side; `turns` is last and alone.
+        with ThreadPoolExecutor(max_workers=len(WRITTEN) - 1) as pool:
+            list(pool.map(write, WRITTEN[:-1]))
+        write(WRITTEN[-1])
     return turns
 
 
-def _write_conflicts(home: Home, conflicts: DataFrame, buckets: list[int], spark: SparkSession, wanted: DataFrame) -> int:
+def _write_conflicts(spark: SparkSession, home: Home, conflicts: DataFrame, wanted: DataFrame, sessions: pa.Array) -> int:
     number = conflicts.count()
-    if number or lake.open_table(home, "conflicts").version() > 0:
-        carried = _carried(spark, home, "conflicts", wanted, buckets)
-        _replace(conflicts if carried is None else conflicts.unionByName(carried), home, "conflicts", buckets)
+    days = sorted(_days_before(home, ("conflicts",), sessions) | (_days(conflicts.select(DAY)) if number else set()))
+    if days:
+        carried = _carried(spark, home, "conflicts", wanted, days)
+        _replace(conflicts if carried is None else conflicts.unionByName(carried), home, "conflicts", days)
     return number
 
 
-def _counts(home: Home, buckets: list[int]) -> list[dict[str, Any]]:
-    keys = ["policy_version", "arm", "origin", "outcome", "outcome_reason", BUCKET]
-    turns = lake.read(home, "turns", columns=keys, filters=[(BUCKET, "in", buckets)])
+def _counts(home: Home, days: list[date]) -> list[dict[str, Any]]:
+    keys = ["policy_version", "arm", "origin", "outcome", "outcome_reason", BUCKET, DAY]
+    turns = lake.scan(home, "turns", keys, ds.field(DAY).isin(days))
     return [
         {key: row[key] for key in keys} | {"turns": row["outcome_count"]}
         for row in turns.group_by(keys).aggregate([("outcome", "count")]).to_pylist()
     ]
 
 
-def check_outcomes(home: Home) -> dict[str, int]:
+def check_outcomes(home: Home, days: Iterable[date] | None = None) -> dict[str, int]:
     """Return all turns of the lake by outcome, once it is certain that every turn has exactly one.
+
+    Args:
+        home: The deployment.
+        days: Days whose turns are looked at; None means all.
 
     Raises:
         ContractViolation: A turn appears twice or without an outcome, or the counts do not add up to the turns.
     """
-    turns = lake.read(home, "turns", columns=["session_id", "turn_id", "outcome"])
+    chosen = None if days is None else ds.field(DAY).isin(list(days))
+    turns = lake.scan(home, "turns", ["session_id", "turn_id", "outcome"], chosen)
     distinct = turns.group_by(["session_id", "turn_id"]).aggregate([]).num_rows
-    counted = pc.sum(lake.read(home, "ledger_counts", columns=["turns"])["turns"]).as_py() or 0
+    counted = pc.sum(lake.scan(home, "ledger_counts", ["turns"], chosen)["turns"]).as_py() or 0
     if not turns.num_rows == distinct == counted or turns["outcome"].null_count:
         raise ContractViolation(
             f"the lake at {home.lake} holds {turns.num_rows} turn rows for {distinct} turns and counts {counted} outcomes; "
             "run: tidegate signals run --once --everything"
         )
-    grouped = turns.group_by("outcome").aggregate([("outcome", "count")]).to_pylist()
-    return {row["outcome"]: row["outcome_count"] for row in sorted(grouped, key=lambda row: row["outcome"])}
+    outcomes: dict[str, int] = {}
+    for row in lake.counts(home):
+        outcomes[row["outcome"]] = outcomes.get(row["outcome"], 0) + row["turns"]
+    return dict(sorted(outcomes.items()))
 
 
 def utc_now() -> datetime:

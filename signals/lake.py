@@ -1,29 +1,37 @@
 """The lake for people and later stages: Delta tables read without Spark.
 
-Takes: the deployment's home. Gives: tables as Arrow (and from there pandas, polars, DuckDB), at the newest or a pinned version, with
-documented columns; small transactional writes for the stage's own bookkeeping. Leaves out: what the tables hold (`tables.py`).
+Takes: the deployment's home. Gives: tables as Arrow, at the newest or a pinned version, with documented columns; small transactional
+writes for the stage's own bookkeeping. Leaves out: what the tables hold (`tables.py`) and how they are kept small (`maintenance.py`).
 
     from signals import lake
-    lake.read(home, "rewards").to_pandas()          # polars.from_arrow(...), duckdb.sql("select ... from rewards") work on the same table
+    rows = lake.turns(home, date(2026, 3, 1), date(2026, 3, 8), columns=["turn_id", "outcome"], policy_version=7)
+    rows.to_pandas()                                                        # pandas
+    polars.from_arrow(rows)                                                 # polars
+    duckdb.sql("select outcome, count(*) from rows group by outcome")       # DuckDB sees the variable by its name
+
+Columns and conditions reach the files: only the columns named are read, and only the days and row groups that can match. What does not
+fit into memory is read lazily from `lake.dataset(home, "turns")`, which polars (`scan_pyarrow_dataset`) and DuckDB query in pieces.
 """
 
 import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from pipelines.errors import ContractViolation, StorageFull
+from pipelines.errors import ConfigError, ContractViolation, StorageFull
 from pipelines.storage import Home
 from signals.samples import SAMPLES
-from signals.tables import BUCKET, TABLES, Table
+from signals.tables import DAY, TABLES, Table
 
-if TYPE_CHECKING:
-    import pandas
+Condition = ds.Expression | None
 
 
 @contextmanager
@@ -59,22 +67,50 @@ def exists(home: Home, name: str) -> bool:
 
 
 def create_missing(home: Home) -> None:
-    """Create the tables that do not exist yet, empty, with their columns and partitions.
+    """Create the tables that do not exist yet, and add to older ones the columns they lack (null in the rows they have).
 
     Raises:
+        ContractViolation: A table is partitioned as by an earlier release; says what to do.
         StorageFull: No space left.
     """
     for name, table in TABLES.items():
-        if not exists(home, name):
-            with boundary(path(home, name)):
+        schema = nullable(table.schema)
+        with boundary(path(home, name)):
+            if not exists(home, name):
                 DeltaTable.create(
                     path(home, name),
-                    schema=nullable(table.schema),
+                    schema=schema,
                     partition_by=list(table.partition_by) or None,
                     name=name,
                     description=table.row,
                     configuration={"delta.checkpointInterval": "50"},
                 )
+                continue
+            found = DeltaTable(path(home, name))
+            if found.metadata().partition_columns != list(table.partition_by):
+                raise ContractViolation(_other_layout(home, name))
+            if not _holds(pa.schema(found.schema().to_arrow()), schema):
+                write_deltalake(found, schema.empty_table(), mode="append", schema_mode="merge")
+
+
+def _other_layout(home: Home, name: str) -> str:
+    if name in ("events", "quarantine", "offset_ledger", "gaps", "distilled"):
+        return f"the table {path(home, name)} was written by an earlier release and cannot be read on; start a new lake in another home"
+    derived = ", ".join(key for key, table in TABLES.items() if table.partition_by == (DAY,) and key not in ("events", "quarantine"))
+    return (
+        f"the table {path(home, name)} was written by an earlier release; move these folders out of {home.lake}: {derived}; then make them "
+        "again from the events: tidegate signals run --once --everything"
+    )
+
+
+def _holds(found: pa.Schema, wanted: pa.Schema) -> bool:
+    """Return whether a table has all columns, nested ones included."""
+
+    def names(fields: Sequence[pa.Field], prefix: str = "") -> set[str]:
+        own = {prefix + field.name for field in fields}
+        return own.union(*[names(list(f.type), f"{prefix}{f.name}.") for f in fields if pa.types.is_struct(f.type)])
+
+    return names(list(wanted)) <= names(list(found))
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:
@@ -82,13 +118,13 @@ def nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def open_table(home: Home, name: str, version: int | None = None) -> DeltaTable:
+def open_table(home: Home, name: str, as_of: int | datetime | None = None) -> DeltaTable:
     """Open a table.
 
     Args:
         home: The deployment.
         name: One of `tables.TABLES`.
-        version: Delta version; None means the newest.
+        as_of: Delta version, or an instant; None means the newest.
 
     Raises:
         ContractViolation: There is no such table or version.
@@ -97,14 +133,65 @@ def open_table(home: Home, name: str, version: int | None = None) -> DeltaTable:
     if not exists(home, name):
         raise ContractViolation(f"the lake at {home.lake} has no table {name} yet; run: tidegate signals run --once")
     with boundary(folder):
-        return DeltaTable(folder, version=version)
+        if as_of is None or isinstance(as_of, int):
+            return DeltaTable(folder, version=as_of)
+        found = DeltaTable(folder)
+        found.load_as_version(as_of)
+        return found
+
+
+def holds_rows(home: Home, name: str) -> bool:
+    """Return whether a table has any row, from its log alone."""
+    return exists(home, name) and open_table(home, name).count() > 0
+
+
+def dataset(home: Home, name: str, *, as_of: int | datetime | None = None) -> ds.Dataset:
+    """Open a table lazily, for queries that read it in pieces.
+
+    Raises:
+        ContractViolation: There is no such table or version.
+    """
+    if as_of is None and not exists(home, name):
+        return ds.dataset(nullable(TABLES[name].schema).empty_table())
+    with boundary(path(home, name)):
+        return open_table(home, name, as_of).to_pyarrow_dataset()
+
+
+def scan(
+    home: Home, name: str, columns: Sequence[str] | None = None, condition: Condition = None, *, as_of: int | datetime | None = None
+) -> pa.Table:
+    """Read columns of the rows that match; a table that was never written is empty, a column it does not have yet is null.
+
+    Args:
+        home: The deployment.
+        name: One of `tables.TABLES`.
+        columns: Columns to read; None means all.
+        condition: A pyarrow expression.
+        as_of: Delta version, or an instant; None means the newest.
+
+    Raises:
+        ContractViolation: There is no such table, column or version.
+    """
+    path(home, name)
+    schema = nullable(TABLES[name].schema)
+    if unknown := sorted(set(columns or ()) - set(schema.names)):
+        raise ContractViolation(f"the table {name} has no column {', '.join(unknown)}; it has {', '.join(schema.names)}")
+    wanted = pa.schema([field for field in schema if columns is None or field.name in columns])
+    source = dataset(home, name, as_of=as_of)
+    known = [field for field in wanted if field.name in source.schema.names]
+    with boundary(path(home, name)):
+        found = source.to_table(columns=[field.name for field in known], filter=condition).cast(pa.schema(known))
+    for position, field in enumerate(wanted):
+        if field.name not in found.schema.names:
+            found = found.add_column(position, field, pa.nulls(found.num_rows, field.type))
+    return found
 
 
 def read(
     home: Home,
     name: str,
     *,
-    version: int | None = None,
+    as_of: int | datetime | None = None,
     columns: Sequence[str] | None = None,
     filters: Sequence[tuple[str, str, Any]] | None = None,
 ) -> pa.Table:
@@ -113,63 +200,147 @@ def read(
     Args:
         home: The deployment.
         name: One of `tables.TABLES`.
-        version: Delta version; None means the newest.
+        as_of: Delta version, or an instant; None means the newest.
         columns: Columns to read; None means all.
         filters: Conditions that all hold, each (column, operator, value): ("session_id", "=", "...").
 
     Raises:
-        ContractViolation: There is no such table or version.
+        ContractViolation: There is no such table, column or version.
     """
-    wanted = [field for field in nullable(TABLES[name].schema if name in TABLES else pa.schema([])) if not columns or field.name in columns]
-    if version is None and not exists(home, name):
-        return pa.schema(wanted).empty_table()
-    table = open_table(home, name, version)
-    with boundary(path(home, name)):
-        found = table.to_pyarrow_table(columns=list(columns) if columns else None, filters=list(filters) if filters else None)
-    known = [field for field in wanted if field.name in found.schema.names]
-    return found.select([field.name for field in known]).cast(pa.schema(known))
+    condition: Condition = None
+    for column, operator, value in filters or ():
+        condition = _and(condition, _compare(column, operator, value))
+    return scan(home, name, columns, condition, as_of=as_of)
 
 
-def samples(home: Home, *, version: int | None = None) -> pa.Table:
-    """Read the training samples with exactly the schema of `signals.samples.SAMPLES`."""
-    return read(home, "samples", version=version).drop_columns([BUCKET]).cast(SAMPLES)
+def _compare(column: str, operator: str, value: Any) -> ds.Expression:
+    field = ds.field(column)
+    operators = {
+        "=": field == value, "==": field == value, "!=": field != value, "<": field < value, "<=": field <= value, ">": field > value,
+        ">=": field >= value,
+    } if operator not in ("in", "not in") else {"in": field.isin(list(value)), "not in": ~field.isin(list(value))}  # fmt: skip
+    if operator not in operators:
+        raise ContractViolation(f"{operator!r} is no operator of a filter; use =, !=, <, <=, >, >=, in, not in")
+    return operators[operator]
 
 
-def turns(home: Home, *, version: int | None = None) -> pa.Table:
-    """Read the turns: one row each, with its outcome."""
-    return read(home, "turns", version=version)
+def _and(one: Condition, other: Condition) -> Condition:
+    return other if one is None else one if other is None else one & other
 
 
-def edits(home: Home, *, version: int | None = None) -> pa.Table:
-    """Read the edits: one row each, with what became of it."""
-    return read(home, "edits", version=version)
+def _chosen(start: date | None, end: date | None, policy_version: int | Sequence[int] | None) -> Condition:
+    """Return the condition of the readers below.
+
+    Raises:
+        ConfigError: An instant was given where whole days are meant.
+    """
+    for bound in (start, end):
+        if isinstance(bound, datetime):
+            raise ConfigError(f"start and end are whole UTC days; give {bound.date()!r}, and choose by started_at in the result")
+    condition: Condition = None
+    if start is not None:
+        condition = _and(condition, ds.field(DAY) >= start)
+    if end is not None:
+        condition = _and(condition, ds.field(DAY) < end)
+    if policy_version is not None:
+        versions = [policy_version] if isinstance(policy_version, int) else list(policy_version)
+        condition = _and(condition, ds.field("policy_version").isin(versions))
+    return condition
 
 
-def rewards(home: Home, *, version: int | None = None) -> pa.Table:
-    """Read the rewards: one row a turn, trainable or not."""
-    return read(home, "rewards", version=version)
+def turns(
+    home: Home,
+    start: date | None = None,
+    end: date | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    policy_version: int | Sequence[int] | None = None,
+    as_of: int | datetime | None = None,
+) -> pa.Table:
+    """Read the turns: one row each, with its outcome.
+
+    Args:
+        home: The deployment.
+        start: First UTC day of the turns' start; None means from the beginning.
+        end: The day after the last; None means to the end.
+        columns: Columns to read; None means all.
+        policy_version: Policies that served them; None means all, foreign ones included.
+        as_of: Delta version, or an instant; None means the newest. Versions that belong together: `consistent_versions`.
+
+    Raises:
+        ConfigError: `start` or `end` is an instant.
+        ContractViolation: There is no such column or version.
+    """
+    return scan(home, "turns", columns, _chosen(start, end, policy_version), as_of=as_of)
 
 
-def events(home: Home, *, session_id: str | None = None, version: int | None = None) -> pa.Table:
+def edits(
+    home: Home,
+    start: date | None = None,
+    end: date | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    policy_version: int | Sequence[int] | None = None,
+    as_of: int | datetime | None = None,
+) -> pa.Table:
+    """Read the edits: one row each, with what became of it. Arguments and errors as `turns`."""
+    return scan(home, "edits", columns, _chosen(start, end, policy_version), as_of=as_of)
+
+
+def rewards(
+    home: Home,
+    start: date | None = None,
+    end: date | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    policy_version: int | Sequence[int] | None = None,
+    as_of: int | datetime | None = None,
+) -> pa.Table:
+    """Read the rewards: one row a turn, trainable or not. Arguments and errors as `turns`."""
+    return scan(home, "rewards", columns, _chosen(start, end, policy_version), as_of=as_of)
+
+
+def samples(
+    home: Home,
+    start: date | None = None,
+    end: date | None = None,
+    *,
+    policy_version: int | Sequence[int] | None = None,
+    as_of: int | datetime | None = None,
+) -> pa.Table:
+    """Read the training samples with exactly the schema of `signals.samples.SAMPLES`. Arguments and errors as `turns`."""
+    return scan(home, "samples", SAMPLES.names, _chosen(start, end, policy_version), as_of=as_of).cast(SAMPLES)
+
+
+def events(
+    home: Home, *, session_id: str | None = None, columns: Sequence[str] | None = None, as_of: int | datetime | None = None
+) -> pa.Table:
     """Read the events as they arrived, duplicates included; of one session if named."""
-    return read(home, "events", version=version, filters=[("session_id", "=", session_id)] if session_id else None)
+    return scan(home, "events", columns, ds.field("session_id") == session_id if session_id else None, as_of=as_of)
 
 
-def counts(home: Home, *, version: int | None = None) -> list[dict[str, Any]]:
+def counts(home: Home, *, as_of: int | datetime | None = None) -> list[dict[str, Any]]:
     """Return turns by policy version, arm, origin, outcome and reason."""
     keys = ["policy_version", "arm", "origin", "outcome", "outcome_reason"]
-    grouped = read(home, "ledger_counts", version=version).group_by(keys).aggregate([("turns", "sum")])
+    grouped = read(home, "ledger_counts", as_of=as_of).group_by(keys).aggregate([("turns", "sum")])
     rows = [{key: row[key] for key in keys} | {"turns": row["turns_sum"]} for row in grouped.to_pylist()]
     return sorted(rows, key=lambda row: tuple(str(row[key]) for key in keys))
 
 
-def sessions(home: Home, *, version: int | None = None) -> "pandas.DataFrame":
-    """Return one row a session: turns, outcomes and mean reward, as pandas."""
-    frame = read(home, "rewards", version=version).to_pandas()
-    grouped = frame.groupby(["session_id", "user_key", "origin", "arm"], dropna=False)
-    return grouped.agg(
-        turns=("turn_id", "size"), scored=("outcome", lambda o: (o == "scored").sum()), reward=("reward", "mean")
-    ).reset_index()
+def sessions(home: Home, ids: Sequence[str] | None = None, *, as_of: int | datetime | None = None) -> pa.Table:
+    """Return one row a session, sorted by id: who, where, turns, turns scored, mean reward of those (null without any).
+
+    Args:
+        home: The deployment.
+        ids: Session ids; None means all.
+        as_of: Version of the table `rewards`.
+    """
+    keys = ["session_id", "user_key", "origin", "arm"]
+    chosen = None if ids is None else ds.field("session_id").isin(list(ids))
+    rows = scan(home, "rewards", [*keys, "turn_id", "outcome", "reward"], chosen, as_of=as_of)
+    scored = pc.equal(rows["outcome"], "scored").cast(pa.int64())
+    grouped = rows.append_column("scored", scored).group_by(keys).aggregate([("turn_id", "count"), ("scored", "sum"), ("reward", "mean")])
+    return grouped.rename_columns([*keys, "turns", "scored", "reward"]).sort_by("session_id")
 
 
 def versions(home: Home) -> dict[str, int]:
@@ -180,7 +351,7 @@ def versions(home: Home) -> dict[str, int]:
 def consistent_versions(home: Home) -> dict[str, int]:
     """Return table versions that belong together: those after the last finished distil; empty before the first.
 
-    Pin these to reproduce a training set: `lake.samples(home, version=consistent_versions(home)["samples"])`.
+    Pin these to reproduce a training set: `lake.samples(home, as_of=consistent_versions(home)["samples"])`.
     """
     newest = last(read(home, "distilled"), "distilled_at")
     return dict(newest["versions"]) if newest else {}
@@ -233,19 +404,21 @@ def append(home: Home, name: str, rows: Sequence[Mapping[str, Any]], *, transact
     return True
 
 
-def replace_buckets(home: Home, name: str, rows: Sequence[Mapping[str, Any]], buckets: Sequence[int]) -> None:
-    """Replace all rows of some session buckets in one commit.
+def day_predicate(days: Sequence[date]) -> str:
+    """Return the SQL condition that names whole days."""
+    return f"{DAY} IN ({', '.join(repr(str(day)) for day in days)})"
+
+
+def replace_days(home: Home, name: str, rows: Sequence[Mapping[str, Any]], days: Sequence[date]) -> None:
+    """Replace all rows of some days in one commit; without days, nothing is written.
 
     Raises:
         StorageFull: No space left.
     """
+    if not days:
+        return
     with boundary(path(home, name)):
-        write_deltalake(
-            open_table(home, name),
-            _arrow(TABLES[name], rows),
-            mode="overwrite",
-            predicate=f"{BUCKET} IN ({', '.join(map(str, buckets))})",
-        )
+        write_deltalake(open_table(home, name), _arrow(TABLES[name], rows), mode="overwrite", predicate=day_predicate(days))
 
 
 def _arrow(table: Table, rows: Sequence[Mapping[str, Any]]) -> pa.Table:

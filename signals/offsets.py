@@ -99,7 +99,7 @@ def verify(home: Home, topic: str) -> None:
         began = {int(partition): offset for partition, offset in start.items()}
         if not _same(began, ledger):
             raise ContractViolation(f"{folder} holds no stream state, but the lake already has events of {topic!r}; {WAY_OUT}")
-        if not ledger and lake.exists(home, "events") and lake.open_table(home, "events").version() > 0 and not (folder / START).exists():
+        if not ledger and lake.holds_rows(home, "events") and not (folder / START).exists():
             raise ContractViolation(f"{folder} holds no stream state, but the lake has events that no ledger row names; {WAY_OUT}")
         return
     finished = _numbers(folder / "commits")

@@ -13,6 +13,8 @@ from signals.samples import COMPONENTS, SAMPLES
 from signals.wire import arrow_fields
 
 BUCKET: Final = "session_bucket"
+DAY: Final = "date"
+"""Partition of events (by arrival) and of what is distilled from them (by the turn's start): a day that is over is not written again."""
 INSTANT: Final = pa.timestamp("us", tz="UTC")
 
 
@@ -54,7 +56,8 @@ _OUTCOME: Final = [
     _field("outcome", pa.string(), "scored, pending, no_evidence, not_trainable or infra_error; exactly one"),
     _field("outcome_reason", pa.string(), "detail of the outcome, e.g. no_consent; null when there is none"),
 ]
-_BUCKET: Final = _field(BUCKET, pa.int32(), "hash of session_id, the partition that is rewritten together")
+_BUCKET: Final = _field(BUCKET, pa.int32(), "hash of session_id, so that a session's rows are computed together")
+_DAY: Final = _field(DAY, pa.date32(), "UTC day of the turn's start, the partition that is rewritten together")
 
 EVENTS: Final = Table(
     name="events",
@@ -108,8 +111,10 @@ GAPS: Final = Table(
 CONFLICTS: Final = Table(
     name="conflicts",
     row="an event whose id was seen before with other content; not used",
-    schema=pa.schema([_field("session_id", pa.string(), "session"), _field("event_id", pa.string(), "the repeated id"), *_RECORD, _BUCKET]),
-    partition_by=(BUCKET,),
+    schema=pa.schema(
+        [_field("session_id", pa.string(), "session"), _field("event_id", pa.string(), "the repeated id"), *_RECORD, _BUCKET, _DAY]
+    ),
+    partition_by=(DAY,),
 )
 TURNS: Final = Table(
     name="turns",
@@ -136,9 +141,10 @@ TURNS: Final = Table(
             _field("late", pa.int64(), "evidence after closes_at: counted, not used"),
             *_OUTCOME,
             _BUCKET,
+            _DAY,
         ]
     ),
-    partition_by=(BUCKET,),
+    partition_by=(DAY,),
 )
 EDITS: Final = Table(
     name="edits",
@@ -157,9 +163,10 @@ EDITS: Final = Table(
             _field("kept", pa.float64(), "share that counts as kept, in [0, 1]; null without evidence"),
             _field("weight", pa.float64(), "sqrt of characters added, at least 1"),
             _BUCKET,
+            _DAY,
         ]
     ),
-    partition_by=(BUCKET,),
+    partition_by=(DAY,),
 )
 REWARDS: Final = Table(
     name="rewards",
@@ -174,19 +181,20 @@ REWARDS: Final = Table(
             _field("matured_at", INSTANT, "when the reward became final; null before"),
             *_OUTCOME,
             _BUCKET,
+            _DAY,
         ]
     ),
-    partition_by=(BUCKET,),
+    partition_by=(DAY,),
 )
 SAMPLES_TABLE: Final = Table(
     name="samples",
     row="one completion with its turn's reward; see signals/samples.py",
-    schema=pa.schema([*SAMPLES, _BUCKET]),
-    partition_by=(BUCKET,),
+    schema=pa.schema([*SAMPLES, _BUCKET, _DAY]),
+    partition_by=(DAY,),
 )
 COUNTS: Final = Table(
     name="ledger_counts",
-    row="turns by policy version, arm, origin and outcome; sum over session_bucket",
+    row="turns by policy version, arm, origin and outcome; sum over session_bucket and date",
     schema=pa.schema(
         [
             _field("policy_version", pa.int64(), "null for foreign policies"),
@@ -195,9 +203,10 @@ COUNTS: Final = Table(
             *_OUTCOME,
             _field("turns", pa.int64(), "number of turns"),
             _BUCKET,
+            _DAY,
         ]
     ),
-    partition_by=(BUCKET,),
+    partition_by=(DAY,),
 )
 DISTILLED: Final = Table(
     name="distilled",

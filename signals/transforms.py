@@ -18,7 +18,7 @@ from signals.judgement import with_components, with_outcome
 from signals.rewards import PARTLY_KEPT, SEVERITY, reward_version
 from signals.samples import COMPONENTS, Outcome
 from signals.sessions import ACTING, CONSENT, INVALID, OPENING
-from signals.tables import BUCKET, CONFLICTS, EDITS, REWARDS, SAMPLES_TABLE, TURNS, Table
+from signals.tables import BUCKET, CONFLICTS, DAY, EDITS, REWARDS, SAMPLES_TABLE, TURNS, Table
 
 SESSION: Final = (BUCKET, "session_id")
 TURN: Final = (*SESSION, "turn_id")
@@ -39,7 +39,7 @@ class Distilled:
 
 
 def with_bucket(events: DataFrame, buckets: int) -> DataFrame:
-    """Add the partition that a session's rows are rewritten with."""
+    """Add the number that keeps a session's rows together in a shuffle."""
     return events.withColumn(BUCKET, F.pmod(F.xxhash64("session_id"), F.lit(buckets)).cast("int"))
 
 
@@ -57,6 +57,10 @@ def _moment() -> Column:
 
 def _instant(name: str) -> Column:
     return F.timestamp_millis(F.col(name))
+
+
+def _day(name: str) -> Column:
+    return F.to_date(_instant(name))
 
 
 def deduplicated(events: DataFrame) -> DataFrame:
@@ -178,6 +182,7 @@ def facts(kept: DataFrame, done: DataFrame, config: RewardsConfig, now_ms: int) 
             "opening",
             "reply",
             "started_at_ms",
+            _day("started_at_ms").alias(DAY),
             "closes_at_ms",
             "calls",
             "invalid_calls",
@@ -220,10 +225,11 @@ def judged_edits(kept: DataFrame, turns: DataFrame, window_s: int) -> DataFrame:
             F.min_by(F.when(is_proposal, proposal), F.when(is_proposal, _moment())).alias("proposal"),
             F.collect_list(decided).alias("decided"),
             F.collect_list(survived).alias("survived"),
+            F.min("occurred_at_ms").alias("first_at_ms"),
         )
         .withColumn("turn_id", F.col("proposal.turn_id"))
     )
-    joined = grouped.join(turns.select(*TURN, "closes_at_ms"), [*TURN], "left")
+    joined = grouped.join(turns.select(*TURN, "closes_at_ms", F.col(DAY).alias("_day")), [*TURN], "left")
     closes, known = F.col("closes_at_ms"), F.col("closes_at_ms").isNotNull()
     inside = joined.withColumns(
         {
@@ -260,6 +266,7 @@ def judged_edits(kept: DataFrame, turns: DataFrame, window_s: int) -> DataFrame:
         "survival_no_revert",
         share.alias("kept"),
         F.sqrt(F.greatest(chars, F.lit(1)).cast("double")).alias("weight"),
+        F.coalesce("_day", _day("first_at_ms")).alias(DAY),
         "late",
     )
 
@@ -292,6 +299,7 @@ def _samples(done: DataFrame, turns: DataFrame, version: str) -> DataFrame:
     order = Window.partitionBy(*TURN).orderBy("payload.step", *MOMENT)
     calls = turns.select(
         *TURN,
+        DAY,
         "user_key",
         "origin",
         "consent",
@@ -305,7 +313,7 @@ def _samples(done: DataFrame, turns: DataFrame, version: str) -> DataFrame:
         *COMPONENTS,
     )
     own = ("user_key", "origin", "consent")
-    rows = done.where(F.col("turn_id").isNotNull()).withColumn("attempt", (F.row_number().over(order) - 1).cast("int")).drop(*own)
+    rows = done.where(F.col("turn_id").isNotNull()).withColumn("attempt", (F.row_number().over(order) - 1).cast("int")).drop(*own, DAY)
     joined = rows.join(calls, [*TURN], "inner")
     present = F.map_filter(F.map_from_arrays(F.lit(list(COMPONENTS)), F.array(*COMPONENTS)), lambda _, value: value.isNotNull())
     binary = {name: F.try_to_binary(_p(name), F.lit("base64")) for name in ARRAYS}
@@ -366,7 +374,7 @@ def distilled(events: DataFrame, config: RewardsConfig, *, now_ms: int, tombston
         edits=_as(edits, EDITS),
         rewards=_as(full, REWARDS),
         samples=_samples(sampled, full, version),
-        conflicts=_as(marked.where("_conflict"), CONFLICTS),
+        conflicts=_as(marked.where("_conflict"), CONFLICTS, **{DAY: _day("occurred_at_ms")}),
     )
 
 

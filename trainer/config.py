@@ -7,7 +7,7 @@ from pydantic import Field
 from pipelines.config import Section
 from signals.config import SignalsConfig
 
-LossName = Literal["decoupled_ppo", "reinforce", "sft"]
+LossName = Literal["decoupled_ppo", "cispo", "gspo", "dppo", "reinforce", "rloo", "sft"]
 
 
 class UpdateConfig(Section):
@@ -53,6 +53,11 @@ class UpdateConfig(Section):
     clip_low: float = Field(default=0.8, gt=0)
     clip_high: float = Field(default=1.28, gt=0)
     dual_clip: float = Field(default=3.0, gt=1)
+    sequence_clip_low: float = Field(default=3e-4, gt=0, lt=1)
+    sequence_clip_high: float = Field(default=4e-4, gt=0)
+    """`gspo`: how far a row's mean ratio may leave 1, downwards and upwards; as published."""
+    divergence_limit: float = Field(default=0.15, gt=0, lt=1)
+    """`dppo`: how much a token's probability may have moved since it was sampled. Starting guess."""
 
     gamma: float = Field(default=0.9, ge=0, le=1)
     """Discount across turns; 1 within a turn. Starting guess."""

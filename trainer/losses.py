@@ -61,6 +61,9 @@ class LossSettings:
     clip_low: float = 0.8
     clip_high: float = 1.28
     dual_clip: float = 3.0
+    sequence_clip_low: float = 3e-4
+    sequence_clip_high: float = 4e-4
+    divergence_limit: float = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,31 @@ def segment_all(flags: Bool[Tensor, " N"], segment: Int[Tensor, " N"], rows: int
 def clamped(log_ratio: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Limit a log ratio to what can be exponentiated and squared."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def anchor(batch: LossBatch, weight: Float[Tensor, " N"], keep: Bool[Tensor, " N"]) -> Float[Tensor, " N"]:
+    """Return the penalty q k3 of each kept token: in expectation over mu, its gradient is that of KL(theta || ref).
+
+    Formula: k3 = exp(ref - theta) - (ref - theta) - 1,  q = weight exp(theta - prox), attached. With q detached the term is not
+    the gradient of that divergence: 18 % off on policy, 27 % off it.
+
+    Args:
+        batch: Tokens.
+        weight: prox / mu, truncated, detached.
+        keep: Tokens that count; the others are 0.
+
+    Source: Schulman, "Approximating KL divergence" (k3), 2020.
+    """
+    zero = torch.zeros_like(batch.theta)
+    ratio = clamped(torch.where(keep, batch.theta - batch.prox.detach(), zero)).exp()
+    ref_to_theta = clamped(torch.where(keep, batch.ref - batch.theta, zero))
+    k3 = ref_to_theta.exp() - ref_to_theta - 1
+    return torch.where(keep, weight * ratio * k3, zero)
+
+
+def truncated_to(value: Float[Tensor, " N"], cap: float) -> Float[Tensor, " N"]:
+    """Return min(value, cap) with the gradient of min(value, cap) / value * value: bounded, and never cut to 0 where the cap holds."""
+    return value * (value.detach().clamp(max=cap) / value.detach())
 
 
 def decoupled_ppo(batch: LossBatch, normaliser: float, settings: LossSettings) -> LossValue:
@@ -133,9 +161,7 @@ def decoupled_ppo(batch: LossBatch, normaliser: float, settings: LossSettings) -
     surrogate = torch.where(advantage < 0, torch.maximum(surrogate, settings.dual_clip * advantage), surrogate)
     policy = torch.where(push, -truncated * surrogate, zero)
 
-    ref_to_theta = clamped(torch.where(keep, batch.ref - batch.theta, zero))
-    k3 = ref_to_theta.exp() - ref_to_theta - 1
-    divergence = torch.where(keep, truncated * ratio * k3, zero)
+    divergence = anchor(batch, truncated, keep)
 
     loss = (batch.omega * (policy + settings.beta * divergence)).sum() / normaliser
     return LossValue(
@@ -148,6 +174,104 @@ def decoupled_ppo(batch: LossBatch, normaliser: float, settings: LossSettings) -
             "masked_sequence_rows": (~in_band).sum().float(),
             "masked_veto_rows": (~no_veto).sum().float(),
             "masked_negative_tokens": (keep & far_enough).sum().float(),
+        },
+    )
+
+
+def cispo(batch: LossBatch, normaliser: float, settings: LossSettings) -> LossValue:
+    """Clip the importance weight, never the gradient: every token goes on teaching, with a bounded weight.
+
+    Formula: L = (1/Z) sum omega (-sg(min(exp(theta - mu), cap)) A theta + beta q k3)
+
+    Args:
+        batch: Tokens of one micro-batch.
+        normaliser: Z, over the whole optimizer batch.
+        settings: `weight_cap` and `beta`.
+
+    Source: MiniMax, "MiniMax-M1", section 3.1 (CISPO), arXiv 2506.13585.
+    """
+    weight = clamped(batch.theta.detach() - batch.mu).exp()
+    policy = -weight.clamp(max=settings.weight_cap) * batch.advantage * batch.theta
+    clipped = weight > settings.weight_cap
+    return _anchored(batch, policy, normaliser, settings, clipped=clipped)
+
+
+def gspo(batch: LossBatch, normaliser: float, settings: LossSettings) -> LossValue:
+    """One ratio a row: the geometric mean of its tokens' ratios, clipped as a whole.
+
+    Formula: s_i = exp(mean_t(theta - prox)), W_i = sg min(exp(mean_t(prox - mu)), cap);
+        L = (1/Z) sum_i omega_i sum_t (-W_i min(s_i A, clip(s_i, 1 - 3e-4, 1 + 4e-4) A) + beta q k3)
+
+    Args:
+        batch: Tokens of one micro-batch.
+        normaliser: Z, over the whole optimizer batch.
+        settings: `sequence_clip_low`, `sequence_clip_high`, `weight_cap` and `beta`.
+
+    Source: Zheng et al., "Group sequence policy optimization", equation 5, arXiv 2507.18071; the weight W_i carries rows of an older
+        policy to prox, as in `decoupled_ppo`.
+    """
+    ratio = clamped(segment_mean(batch.theta - batch.prox.detach(), batch.segment, batch.rows)).exp()[batch.segment]
+    weight = clamped(segment_mean(batch.prox.detach() - batch.mu, batch.segment, batch.rows)).exp().clamp(max=settings.weight_cap)
+    inside = ratio.clamp(1 - settings.sequence_clip_low, 1 + settings.sequence_clip_high)
+    policy = -weight[batch.segment] * torch.minimum(ratio * batch.advantage, inside * batch.advantage)
+    return _anchored(batch, policy, normaliser, settings, clipped=ratio != inside)
+
+
+def dppo(batch: LossBatch, normaliser: float, settings: LossSettings) -> LossValue:
+    """Bound how far a token's probability moved, not its ratio: rare tokens may double, common ones may not drift.
+
+    Formula: D = |exp(theta) - exp(mu)|, r = exp(theta - mu); M = 0 if D > limit and the step would move further
+        (A > 0 and r > 1, or A < 0 and r < 1), else 1;  L = (1/Z) sum omega (-M min(r, cap) A + beta q k3)
+
+    Args:
+        batch: Tokens of one micro-batch.
+        normaliser: Z, over the whole optimizer batch.
+        settings: `divergence_limit` (total variation of the two-outcome distribution), `weight_cap` and `beta`.
+
+    Source: Qi et al., "Rethinking the trust region in LLM reinforcement learning" (binary total variation), arXiv 2602.04879.
+    """
+    ratio = clamped(batch.theta - batch.mu).exp()
+    moved = (batch.theta.detach().exp() - batch.mu.exp()).abs() > settings.divergence_limit
+    further = torch.where(batch.advantage > 0, ratio.detach() > 1, ratio.detach() < 1)
+    masked = moved & further
+    surrogate = truncated_to(ratio, settings.weight_cap) * batch.advantage
+    policy = torch.where(masked, torch.zeros_like(surrogate), -surrogate)
+    return _anchored(batch, policy, normaliser, settings, clipped=masked)
+
+
+def rloo(batch: LossBatch, normaliser: float, settings: LossSettings) -> LossValue:
+    """Take the whole response as one action: one weight for all its tokens, the product of their ratios.
+
+    Formula: W_i = sg min(exp(sum_t(theta - mu)), cap);  L = (1/Z) sum_i omega_i sum_t (-W_i A theta + beta q k3)
+
+    Args:
+        batch: Tokens of one micro-batch.
+        normaliser: Z, over the whole optimizer batch.
+        settings: `weight_cap` and `beta`. The leave-one-out baseline is in the advantages (`advantages.py`).
+
+    Source: Ahmadian et al., "Back to basics: revisiting REINFORCE-style optimization", arXiv 2402.14740.
+    """
+    summed = torch.zeros(batch.rows, dtype=batch.theta.dtype, device=batch.theta.device)
+    summed = clamped(summed.index_add(0, batch.segment, batch.theta.detach() - batch.mu)).exp()
+    weight = summed.clamp(max=settings.weight_cap)[batch.segment]
+    policy = -weight * batch.advantage * batch.theta
+    return _anchored(batch, policy, normaliser, settings, clipped=(summed > settings.weight_cap)[batch.segment])
+
+
+def _anchored(
+    batch: LossBatch, policy: Float[Tensor, " N"], normaliser: float, settings: LossSettings, *, clipped: Bool[Tensor, " N"]
+) -> LossValue:
+    """Add the anchor to a policy term per token and sum up."""
+    keep = torch.ones_like(clipped)
+    weight = clamped(batch.prox.detach() - batch.mu).exp().clamp(max=settings.weight_cap)
+    divergence = anchor(batch, weight, keep)
+    return LossValue(
+        loss=(batch.omega * (policy + settings.beta * divergence)).sum() / normaliser,
+        sums={
+            "policy": (batch.omega * policy).sum().detach(),
+            "kl": divergence.sum().detach(),
+            "kept_tokens": keep.sum().float(),
+            "clipped_tokens": clipped.sum().float(),
         },
     )
 
@@ -195,7 +319,9 @@ def _plain_sums(batch: LossBatch, per_token: Float[Tensor, " N"]) -> dict[str, F
     }
 
 
-LOSSES: Final[dict[str, Loss]] = {"decoupled_ppo": decoupled_ppo, "reinforce": reinforce, "sft": sft}
+LOSSES: Final[dict[str, Loss]] = {
+    "decoupled_ppo": decoupled_ppo, "cispo": cispo, "gspo": gspo, "dppo": dppo, "reinforce": reinforce, "rloo": rloo, "sft": sft,
+}  # fmt: skip
 
 
 def named(name: str) -> Loss:

@@ -6,7 +6,7 @@ transcript gives byte-identical events, so that a second import is harmless.
 Leaves out: where the facts come from (each format's module).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -65,13 +65,18 @@ class Session:
         self.session_id = identifier(session_id, "unnamed")
         self.out = out
         self.folder = folder
+        """May become known after opening, until the first event."""
         self.started = False
         self.turn_id = f"{self.session_id}/opening"
         self.turns = 0
         self.last_ms = 0
         self._last_seed = ""
         self._stamp = stamp
+        self.mute = False
+        """While a repeated record is mapped: it gives context, and no event."""
         self._replied_ms: int | None = None
+        self._open_edits: dict[str, list[str]] = {}
+        self._turn_edits: list[str] = []
         self._steps: dict[str, int] = {}
         self._tests: TestCounts | None = None
 
@@ -97,6 +102,7 @@ class Session:
             reply_delay_ms=None if self._replied_ms is None else max(at - self._replied_ms, 0),
         )
         self.turns += 1
+        self._turn_edits = []
         self._add(ev.TurnStarted, f"{seed}/turn", at, payload)
 
     def completion(
@@ -175,6 +181,29 @@ class Session:
         )
         self._add(ev.EditProposed, f"{seed}/edit", at, payload)
 
+    def edits(self, seed: str, at: int, *, call_id: str, files: Sequence[tuple[str, EditSize]]) -> None:
+        """A call changes files, or asks to: one edit a file, decided when the call's result is known (`settle`)."""
+        made = [identifier(f"{call_id[:100]}/{index}" if index else call_id, seed) for index in range(len(files))]
+        for index, (edit_id, (path, size)) in enumerate(zip(made, files, strict=True)):
+            self.edit(f"{seed}/{index}", at, edit_id=edit_id, path=path, size=size, call_id=call_id)
+        if made:
+            self._open_edits[call_id] = made
+
+    def settle(self, seed: str, at: int, *, call_id: str, verdict: ev.ResultClass) -> None:
+        """A call's result decides its edits: made is accepted, stopped by the user is rejected, failed never reached the user."""
+        made = self._open_edits.pop(call_id, ())
+        if verdict is ev.ResultClass.OK or verdict is ev.ResultClass.USER_ABORTED:
+            decision: Decision = "accepted" if verdict is ev.ResultClass.OK else "rejected"
+            for index, edit_id in enumerate(made):
+                self.decide(f"{seed}/{index}", at, edit_id=edit_id, decision=decision)
+            self._turn_edits += made if decision == "accepted" else ()
+
+    def undo(self, seed: str, at: int) -> None:
+        """The turn's edits were taken back."""
+        for index, edit_id in enumerate(self._turn_edits):
+            self.decide(f"{seed}/{index}", at, edit_id=edit_id, decision="undone")
+        self._turn_edits = []
+
     def decide(self, seed: str, at: int, *, edit_id: str, decision: Decision) -> None:
         """A person, or a mode that the person chose, decided about an edit."""
         self._add(ev.EditDecided, f"{seed}/{decision}", at, ev.EditDecidedPayload(edit_id=edit_id, decision=decision))
@@ -198,13 +227,15 @@ class Session:
         )
         self._add(ev.TestRun, f"{seed}/tests", at, payload)
 
-    def end(self) -> None:
+    def end(self, *, reason: Literal["done", "abandoned", "idle"] = "idle") -> None:
         """The transcript ends here; one that has grown since gets another end."""
         if self.started:
             seed = f"ended/{self._last_seed}"
-            self.out.append(ev.SessionEnded(**self._envelope(None, self.last_ms, seed), payload=ev.SessionEndedPayload(reason="idle")))
+            self.out.append(ev.SessionEnded(**self._envelope(None, self.last_ms, seed), payload=ev.SessionEndedPayload(reason=reason)))
 
     def _add(self, kind: Any, seed: str, at: int, payload: ev.Payload, turn_id: str | None = None) -> None:
+        if self.mute:
+            return
         if not self.started:
             self.started = True
             repository = self._stamp.keyed("repository", self.folder) if self.folder else None

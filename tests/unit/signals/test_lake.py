@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import duckdb
@@ -13,10 +14,12 @@ from pipelines.errors import ContractViolation
 from pipelines.storage import Home
 from signals import lake
 from signals.samples import SAMPLES
-from signals.tables import BUCKET
+from signals.tables import BUCKET, DAY
+
+MONDAY, TUESDAY = date(2026, 3, 2), date(2026, 3, 3)
 
 
-def count_row(bucket: int, outcome: str, turns: int) -> dict[str, object]:
+def count_row(day: date, outcome: str, turns: int) -> dict[str, object]:
     return {
         "policy_version": 1,
         "arm": "serving",
@@ -24,7 +27,8 @@ def count_row(bucket: int, outcome: str, turns: int) -> dict[str, object]:
         "outcome": outcome,
         "outcome_reason": None,
         "turns": turns,
-        BUCKET: bucket,
+        BUCKET: 0,
+        DAY: day,
     }
 
 
@@ -32,7 +36,8 @@ def count_row(bucket: int, outcome: str, turns: int) -> dict[str, object]:
 def home(tmp_path: Path) -> Home:
     made = Home(tmp_path)
     lake.create_missing(made)
-    lake.replace_buckets(made, "ledger_counts", [count_row(0, "scored", 3), count_row(1, "scored", 4), count_row(1, "pending", 1)], [0, 1])
+    rows = [count_row(MONDAY, "scored", 3), count_row(TUESDAY, "scored", 4), count_row(TUESDAY, "pending", 1)]
+    lake.replace_days(made, "ledger_counts", rows, [MONDAY, TUESDAY])
     return made
 
 
@@ -43,10 +48,10 @@ def test_a_lake_that_does_not_exist_yet_reads_as_empty(tmp_path: Path) -> None:
     assert lake.consistent_versions(Home(tmp_path)) == {}
 
 
-def test_replacing_a_bucket_leaves_the_others_and_older_versions_stay_readable(home: Home) -> None:
-    lake.replace_buckets(home, "ledger_counts", [count_row(1, "scored", 5)], [1])
+def test_replacing_a_day_leaves_the_others_and_older_versions_stay_readable(home: Home) -> None:
+    lake.replace_days(home, "ledger_counts", [count_row(TUESDAY, "scored", 5)], [TUESDAY])
     assert [(row["outcome"], row["turns"]) for row in lake.counts(home)] == [("scored", 8)]
-    assert [(row["outcome"], row["turns"]) for row in lake.counts(home, version=1)] == [("pending", 1), ("scored", 7)]
+    assert [(row["outcome"], row["turns"]) for row in lake.counts(home, as_of=1)] == [("pending", 1), ("scored", 7)]
     assert lake.versions(home)["ledger_counts"] == 2
 
 
@@ -68,6 +73,6 @@ def test_an_unknown_table_or_version_is_one_sentence(home: Home) -> None:
     with pytest.raises(ContractViolation, match="it has events, quarantine"):
         lake.read(home, "nonsense")
     with pytest.raises(ContractViolation, match="cannot be read"):
-        lake.read(home, "turns", version=99)
+        lake.read(home, "turns", as_of=99)
     with pytest.raises(ContractViolation, match="signals run --once"):
         lake.open_table(Home(home.root / "elsewhere"), "turns")

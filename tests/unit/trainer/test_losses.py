@@ -160,26 +160,93 @@ def test_decoupled_ppo_equals_a_slow_loop(b, z):
     assert float(decoupled_ppo(b, z, S).loss) == pytest.approx(slow_decoupled_ppo(b, z, S), rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
-def test_the_gradient_equals_finite_differences(name):
+FROZEN_WEIGHT = ("cispo", "rloo")
+"""Losses whose weight depends on theta but carries no gradient: their value is not the integral of their gradient."""
+
+
+def fixed_rows():
     rng = np.random.default_rng(3)
     theta = rng.uniform(-3, -0.1, 12)
-    fixed = {
+    return theta, {
         "prox": theta + rng.normal(0, 0.05, 12), "mu": theta + rng.normal(0, 0.05, 12), "ref": theta + rng.normal(0, 0.2, 12),
         "advantage": np.repeat(rng.normal(0, 1, 4), 3), "omega": np.repeat([1, 0.5, 1, 0.25], 3),
         "segment": np.repeat([0, 1, 2, 3], 3).tolist(),
     }  # fmt: skip
-    strong = replace(S, beta=0.5)
+
+
+def gradient(name, theta, fixed, s):
     b = batch(theta, grad=True, **fixed)
-    LOSSES[name](b, 7.0, strong).loss.backward()
-    for t in range(12):
-        up, down = theta.copy(), theta.copy()
-        up[t] += 1e-6
-        down[t] -= 1e-6
-        slope = (
-            float(LOSSES[name](batch(up, **fixed), 7.0, strong).loss) - float(LOSSES[name](batch(down, **fixed), 7.0, strong).loss)
-        ) / 2e-6
-        assert float(b.theta.grad[t]) == pytest.approx(slope, abs=1e-7)
+    LOSSES[name](b, 7.0, s).loss.backward()
+    return b.theta.grad.numpy()
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - set(FROZEN_WEIGHT)))
+def test_the_gradient_equals_finite_differences(name):
+    theta, fixed = fixed_rows()
+    wide = replace(S, beta=0.5, sequence_clip_low=0.2, sequence_clip_high=0.2)
+
+    def value(at, step):
+        moved = theta.copy()
+        moved[at] += step
+        return float(LOSSES[name](batch(moved, **fixed), 7.0, wide).loss)
+
+    slopes = [(value(t, 1e-6) - value(t, -1e-6)) / 2e-6 for t in range(12)]
+    assert gradient(name, theta, fixed, wide) == pytest.approx(slopes, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", FROZEN_WEIGHT)
+def test_a_frozen_weight_scales_the_gradient_and_the_anchor_is_everyones(name):
+    theta, fixed = fixed_rows()
+    gap = theta - fixed["mu"]
+    weights = np.exp(gap if name == "cispo" else np.repeat(gap.reshape(4, 3).sum(1), 3))
+    expected = -np.minimum(weights, 2.0) * fixed["advantage"] * fixed["omega"] / 7.0
+    plain, strong = replace(S, beta=0.0), replace(S, beta=0.5)
+    assert gradient(name, theta, fixed, plain) == pytest.approx(expected, abs=1e-12)
+    anchored = gradient(name, theta, fixed, strong) - gradient(name, theta, fixed, plain)
+    checked = gradient("dppo", theta, fixed, strong) - gradient("dppo", theta, fixed, plain)
+    assert anchored == pytest.approx(checked, abs=1e-12)
+
+
+def test_cispo_caps_the_weight_and_goes_on_teaching():
+    # theta - mu = 1: w = e -> 2; L = -2 * 1 * -0.5 = 1, slope -2
+    b = batch([-0.5], mu=[-1.5], grad=True)
+    found = LOSSES["cispo"](b, 1.0, S)
+    found.loss.backward()
+    assert float(found.loss.detach()) == pytest.approx(1.0)
+    assert float(b.theta.grad) == pytest.approx(-2.0)
+    assert float(found.sums["clipped_tokens"]) == 1
+
+
+def test_gspo_moves_a_row_as_one_and_stops_at_its_band():
+    # theta - prox = 4e-4 and 2e-4, mean 3e-4: inside 1 + 4e-4; prox - mu = 1: weight e -> 2
+    inside = batch([-1.0, -2.0], prox=[-1.0004, -2.0002], mu=[-2.0004, -3.0002], ref=[-1.0, -2.0], advantage=2.0)
+    assert float(LOSSES["gspo"](inside, 2.0, S).loss) == pytest.approx(-2 * math.exp(3e-4) * 2)
+    # mean 1e-3 is outside: the value stands at 1.0004 and has no slope
+    outside = batch([-1.0, -2.0], prox=[-1.001, -2.001], mu=[-1.001, -2.001], ref=[-1.0, -2.0], advantage=2.0, grad=True)
+    found = LOSSES["gspo"](outside, 2.0, replace(S, beta=0.0))
+    found.loss.backward()
+    assert float(found.loss.detach()) == pytest.approx(-1.0004 * 2)
+    assert outside.theta.grad.abs().max() < 1e-12
+    assert float(found.sums["clipped_tokens"]) == 2
+
+
+def test_dppo_stops_a_probability_that_moved_far_from_moving_further_but_lets_it_come_back():
+    # mu .3, theta .5: |d| = .2 > .15 and r = 5/3
+    moved = {"theta": [math.log(0.5)], "mu": [math.log(0.3)]}
+    assert float(LOSSES["dppo"](batch(**moved, advantage=1.0), 1.0, S).loss) == 0.0
+    assert float(LOSSES["dppo"](batch(**moved, advantage=-1.0), 1.0, S).loss) == pytest.approx(5 / 3)
+    # a rare token may grow sixfold: mu .01, theta .06, weight capped at 2
+    rare = batch([math.log(0.06)], mu=[math.log(0.01)], advantage=1.0, grad=True)
+    found = LOSSES["dppo"](rare, 1.0, S)
+    found.loss.backward()
+    assert float(found.loss.detach()) == pytest.approx(-2.0)
+    assert float(rare.theta.grad) == pytest.approx(-2.0)
+
+
+def test_rloo_weighs_every_token_by_the_whole_response():
+    # theta - mu = .2 + .3: W = e^.5 = 1.648721; L = -1.648721 * 2 * (-1 - 3) / 2
+    found = LOSSES["rloo"](batch([-1.0, -3.0], mu=[-1.2, -3.3], advantage=2.0), 2.0, S)
+    assert float(found.loss) == pytest.approx(1.648721 * 4, rel=1e-6)
 
 
 @given(random_batches(), st.randoms(use_true_random=False))
@@ -197,41 +264,93 @@ def test_micro_batches_of_whole_rows_add_up_to_the_batch(b, random):
     assert parts == pytest.approx(whole, abs=1e-12)
 
 
-def exact_gradients(theta_logits, mu_logits, ref_logits, *, attached):
-    """Expected gradient of the KL term over tokens sampled from mu, summed over the whole vocabulary, and that of KL(theta || ref)."""
-    logits = torch.tensor(theta_logits, dtype=torch.float64, requires_grad=True)
-    log_theta = torch.log_softmax(logits, 0)
-    log_mu = torch.log_softmax(torch.tensor(mu_logits, dtype=torch.float64), 0)
-    log_ref = torch.log_softmax(torch.tensor(ref_logits, dtype=torch.float64), 0)
-    loose = LossSettings(
-        beta=1.0, weight_cap=1e9, sequence_ratio_low=1e-9, sequence_ratio_high=1e9, veto_low=1e-12, veto_high=1e12, negative_kl_cap=1e9
-    )  # fmt: skip
-    n = len(theta_logits)
-    b = LossBatch(
-        theta=log_theta, prox=log_theta.detach(), mu=log_mu, ref=log_ref, advantage=torch.zeros(n, dtype=torch.float64),
-        omega=log_mu.exp(), segment=torch.arange(n), rows=n,
-    )  # fmt: skip
-    if attached:
-        term = decoupled_ppo(b, 1.0, loose).loss
-    else:
-        weight = (log_theta.detach() - log_mu).exp()
-        d = log_ref - log_theta
-        term = (log_mu.exp() * weight * (d.exp() - d - 1)).sum()
-    (estimate,) = torch.autograd.grad(term, logits, retain_graph=True)
-    (truth,) = torch.autograd.grad((log_theta.exp() * (log_theta - log_ref)).sum(), logits)
-    return estimate, truth
-
-
+CORRECTED = ("decoupled_ppo", "cispo", "gspo", "dppo", "rloo")
+"""Losses that claim to correct for who sampled the rows."""
+OPEN = LossSettings(
+    beta=1.0, weight_cap=1e9, sequence_ratio_low=1e-9, sequence_ratio_high=1e9, veto_low=1e-12, veto_high=1e12, negative_kl_cap=1e9,
+    divergence_limit=0.999,
+)  # fmt: skip
+"""No mask and no cap: what is left is exact."""
 LOGITS = ([0.3, -0.2, 1.0, -1.1, 0.0], [0.1, 0.2, 0.4, -0.9, 0.3], [-0.4, 0.5, 0.2, 0.1, -0.3])
 
 
-@pytest.mark.parametrize("mu", [LOGITS[0], LOGITS[1]], ids=["on_policy", "off_policy"])
-def test_k3_with_the_attached_ratio_is_exactly_the_gradient_of_the_divergence(mu):
-    estimate, truth = exact_gradients(LOGITS[0], mu, LOGITS[2], attached=True)
+def toy(mu_logits):
+    """One-token responses over a vocabulary of five, each weighed by how often mu samples it: sums are expectations over mu."""
+    logits = torch.tensor(LOGITS[0], dtype=torch.float64, requires_grad=True)
+    log_theta = torch.log_softmax(logits, 0)
+    log_mu = torch.log_softmax(torch.tensor(mu_logits, dtype=torch.float64), 0)
+    log_ref = torch.log_softmax(torch.tensor(LOGITS[2], dtype=torch.float64), 0)
+    return logits, LossBatch(
+        theta=log_theta, prox=log_theta.detach(), mu=log_mu, ref=log_ref, advantage=torch.zeros(5, dtype=torch.float64),
+        omega=log_mu.exp(), segment=torch.arange(5), rows=5,
+    )  # fmt: skip
+
+
+BEHAVIOURS = pytest.mark.parametrize("mu", [LOGITS[0], LOGITS[1]], ids=["on_policy", "off_policy"])
+
+
+@BEHAVIOURS
+@pytest.mark.parametrize("name", CORRECTED)
+def test_the_anchor_is_exactly_the_gradient_of_the_divergence(name, mu):
+    logits, b = toy(mu)
+    (estimate,) = torch.autograd.grad(LOSSES[name](b, 1.0, OPEN).loss, logits, retain_graph=True)
+    (truth,) = torch.autograd.grad((b.theta.exp() * (b.theta - b.ref)).sum(), logits)
     assert torch.allclose(estimate, truth, atol=1e-12)
 
 
-@pytest.mark.parametrize("mu", [LOGITS[0], LOGITS[1]], ids=["on_policy", "off_policy"])
+@BEHAVIOURS
 def test_k3_without_the_attached_ratio_is_off_by_more_than_a_tenth(mu):
-    estimate, truth = exact_gradients(LOGITS[0], mu, LOGITS[2], attached=False)
+    logits, b = toy(mu)
+    d = b.ref - b.theta
+    term = (b.omega * (b.theta.detach() - b.mu).exp() * (d.exp() - d - 1)).sum()
+    (estimate,) = torch.autograd.grad(term, logits, retain_graph=True)
+    (truth,) = torch.autograd.grad((b.theta.exp() * (b.theta - b.ref)).sum(), logits)
     assert float((estimate - truth).norm() / truth.norm()) > 0.1
+
+
+@BEHAVIOURS
+@pytest.mark.parametrize("name", CORRECTED)
+def test_logged_rows_of_another_policy_give_the_true_policy_gradient(name, mu):
+    logits, b = toy(mu)
+    reward = torch.tensor([1.0, -0.5, 0.2, 0.7, -1.0], dtype=torch.float64)
+    value = LOSSES[name](replace(b, advantage=reward), 1.0, replace(OPEN, beta=0.0)).loss
+    (estimate,) = torch.autograd.grad(value, logits, retain_graph=True)
+    (truth,) = torch.autograd.grad(-(b.theta.exp() * reward).sum(), logits)
+    assert torch.allclose(estimate, truth, atol=1e-12)
+
+
+ARMS = np.array([0.1, 0.9, 0.5, 0.4])
+"""Expected reward of each arm of a bandit; the second is the best."""
+
+
+def play(name, *, staleness, steps=160, rows=256, lr=0.12):
+    """Train on rows that the policy of `staleness` steps ago sampled; returns the probability of the best arm."""
+    rng = np.random.default_rng([staleness, len(name)])
+    logits = torch.zeros(len(ARMS), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([logits], lr=lr)
+    past = [torch.log_softmax(logits.detach(), 0)]
+    for _ in range(steps):
+        mu = past[max(0, len(past) - 1 - staleness)].numpy()
+        arm = rng.choice(len(ARMS), size=rows, p=np.exp(mu))
+        reward = (rng.random(rows) < ARMS[arm]).astype(float)
+        theta = torch.log_softmax(logits, 0)[torch.from_numpy(arm)]
+        b = LossBatch(
+            theta=theta, prox=theta.detach(), mu=torch.from_numpy(mu[arm]), ref=theta.detach(),
+            advantage=torch.from_numpy((reward - reward.mean()) / reward.std()), omega=torch.ones(rows, dtype=torch.float64),
+            segment=torch.arange(rows), rows=rows,
+        )  # fmt: skip
+        optimizer.zero_grad()
+        LOSSES[name](b, float(rows), replace(S, beta=0.0)).loss.backward()
+        optimizer.step()
+        past.append(torch.log_softmax(logits.detach(), 0))
+    return float(past[-1][1].exp())
+
+
+@pytest.mark.parametrize("staleness", range(5))
+@pytest.mark.parametrize("name", CORRECTED)
+def test_a_bandit_is_learned_from_rows_of_an_older_policy(name, staleness):
+    assert play(name, staleness=staleness) > 0.9
+
+
+def test_a_bandit_is_learned_on_policy_without_any_correction():
+    assert play("reinforce", staleness=0) > 0.9
