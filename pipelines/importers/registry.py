@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipelines.errors import ConfigError
-from pipelines.importers import sniffing
+from pipelines.importers import otlp_sniffing, sniffing
 from pipelines.importers.sniffing import Head
 
 
@@ -48,6 +48,13 @@ FORMATS: Final[dict[str, Format]] = {
         names=("*.jsonl",),
         sniff=sniffing.claude_code,
         telling=(".claude/projects/*.jsonl",),
+    ),
+    "otlp": Format(
+        module="pipelines.importers.otlp",
+        title="OpenTelemetry GenAI traces and logs (OTLP/JSON), VS Code Copilot's among them",
+        files="*.json or *.jsonl of the collector's file exporter, or Copilot's otel.outfile",
+        names=("*.json", "*.jsonl"),
+        sniff=otlp_sniffing.otlp,
     ),
 }
 """Name on the command line -> format. The order is that of the questions; no file of one format answers yes for two (tested)."""
