@@ -44,8 +44,7 @@ def read(path: Path, file: IO[bytes], advance: Advance) -> Iterator[Record]:
         found = group(record.key, record.value) if record.key in ROOTS else signals(record.value)
         ordered = _ordered(found)
         yield Record(record.number, [item for item in ordered if isinstance(item, Signal)], counted=False)
-        for item in ordered:
-            yield Record(record.number, None, item.reason) if isinstance(item, Fault) else Record(record.number, item)
+        yield from (Record(record.number, item) for item in ordered)
 
 
 def _documents(first: bytes, file: IO[bytes], advance: Advance) -> Iterator[Record]:
@@ -139,7 +138,9 @@ class Mapper:
 
     def identity(self, record: Record) -> str | None:
         """Return what a span or log record is recognised by: its ids, or all of it."""
-        signal: Signal = record.value
+        signal: Signal | Fault = record.value
+        if isinstance(signal, Fault):
+            return None
         if signal.kind == "span":
             return f"{signal.trace_id}/{signal.span_id}" if signal.span_id else None
         attributes = json.dumps(signal.attributes, sort_keys=True, default=str)
@@ -147,9 +148,9 @@ class Mapper:
 
     def facts(self, record: Record) -> Iterator[str]:
         """Name what a signal holds, from its own words."""
-        if not record.counted:
-            return
         signal: Signal = record.value
+        if not isinstance(signal, Signal):
+            return
         did = otlp_genai.operation(signal) if signal.kind == "span" else None
         if did == "execute_tool":
             yield "tool_calls"
@@ -169,8 +170,9 @@ class Mapper:
             for each in record.value:
                 self._translator.learn(each)
             return Mapped()
-        signal: Signal = record.value
-        return self._translator.signal(signal) if emit else Mapped()
+        if isinstance(record.value, Fault):
+            return Mapped(reason=record.value.reason)
+        return self._translator.signal(record.value) if emit else Mapped()
 
     def end_file(self) -> Iterator[Any]:
         """Yield nothing: every signal stands alone."""

@@ -238,16 +238,16 @@ def _evaluation(sessions: Sessions, signal: Signal) -> Mapped:
         turn = Turn(session_id=f"response-{response}"[:120], turn_id="")
     if turn is None:
         return Mapped(reason="missing_field:traceId")
+    seed = f"{signal.trace_id}:{signal.span_id}:{response}:{name}:{signal.position}/evaluation"
+    envelope = sessions.envelope(signal, turn, signal.at_ms, seed)
+    envelope["turn_id"] = turn.turn_id or None
     payload = ev.EvaluationPayload(
         name=name[:128],
         score_value=value,
         score_label=label[:128] if label else None,
-        explanation=signal.text("gen_ai.evaluation.explanation"),
+        explanation=sessions.kept(signal.text("gen_ai.evaluation.explanation"), envelope["consent"]),
         response_id=response[:128] if response else None,
     )
-    seed = f"{signal.trace_id}:{signal.span_id}:{response}:{name}:{signal.position}/evaluation"
-    envelope = sessions.envelope(signal, turn, signal.at_ms, seed)
-    envelope["turn_id"] = turn.turn_id or None
     return Mapped(events=[ev.Evaluation(**envelope, payload=payload)])
 
 

@@ -150,6 +150,10 @@ class Sessions:
             "client": source.client,
         }
 
+    def kept(self, text: str | None, consent: ev.Consent) -> str | None:
+        """Return what may be kept of a text: redacted, or nothing."""
+        return redact(text)[0][:MESSAGE_MAX_CHARS] if text is not None and self.source.keep_text and consent != "none" else None
+
     def opening(self, signal: Signal, turn: Turn, at: int) -> list[ev.Event]:
         """Return the session's opening alone, once."""
         session = self._sessions.get(turn.session_id) or self._sessions.put(turn.session_id, _Session())
@@ -188,10 +192,9 @@ class Sessions:
         session.turns = max(session.turns, index) + 1
         derived = features(said or "")
         envelope = self.envelope(signal, turn, at, f"{turn.turn_id}/turn")
-        kept = said is not None and self.source.keep_text and envelope["consent"] != "none"
         payload = ev.TurnStartedPayload(
             turn_index=index,
-            message=redact(said)[0][:MESSAGE_MAX_CHARS] if kept and said is not None else None,
+            message=self.kept(said, envelope["consent"]),
             message_chars=derived.chars,
             language=derived.language,
             stack_traces=derived.stack_traces,
