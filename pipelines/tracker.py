@@ -8,7 +8,7 @@ client that restarts goes on measuring: a horizon that passed meanwhile is told 
         tracker.edited(EditMade(edit_id=..., path=Path("/repo/app.py"), before=old, after=new, session_id=..., user_key=...))
 
 While another branch is checked out than when the edit was made, an event says `branch_changed` and is not to be judged.
-The text of edits stays on this machine, in `spool/survival`, and is deleted after `survival.keep_days`.
+The text of edits stays on this machine, in `spool/survival`, and is deleted after `survival.keep_days` (without consent, at once).
 
 Leaves out: how survival is computed (`survival.py`), and what happens after the last horizon (`tidegate signals survival`).
 Every edit is accounted for: edited + adopted = queued + pending + finished + sum(refused).
@@ -89,11 +89,17 @@ class TrackerCounts:
     finished: int
     """Measured at the last one."""
     refused: dict[str, int]
-    """Not followed (any more), by reason: full, too_large, unchanged, closed, no_space, gave_up."""
+    """Not followed (any more), by reason: full, too_large, unchanged, repeated, invalid, closed, no_space, gave_up."""
     events: int
     """Measurements recorded."""
     unreadable: int
     """Measurements that failed because the file could not be read (rights, size, no file)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Renamed:
+    old: str
+    new: str
 
 
 class EditTracker:
@@ -126,7 +132,7 @@ class EditTracker:
         """
         self._sink, self._client, self._now_ms, self._read, self._branch = sink, client, now_ms, read, branch
         self._config = config or SurvivalConfig()
-        self._queue: deque[tuple[EditMade, int]] = deque()
+        self._queue: deque[tuple[EditMade | _Renamed, int]] = deque()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -152,12 +158,10 @@ class EditTracker:
 
     def renamed(self, old: Path, new: Path) -> None:
         """Say that a file moved, so that its edits are looked for in the new place; never raises."""
-        was, now = str(old.absolute()), str(new.absolute())
         with self._lock:
-            for key, item in self._pending.items():
-                if item.path == was:
-                    self._pending[key] = replace(item, path=now)
-            self._queue = deque((replace(edit, path=new) if str(edit.path.absolute()) == was else edit, at) for edit, at in self._queue)
+            if len(self._queue) < 2 * self._config.max_edits:
+                self._queue.append((_Renamed(str(old), str(new)), self._now_ms()))
+        self._wake.set()
 
     def counts(self) -> TrackerCounts:
         """Return what became of the edits so far."""
@@ -180,8 +184,7 @@ class EditTracker:
             Seconds until the next measurement, at most `POLL_S`.
         """
         for _ in range(len(self._queue)):
-            edit, at_ms = self._queue[0]
-            item = self._start(edit, at_ms)
+            item = self._taken(*self._queue[0])
             with self._lock:
                 self._queue.popleft()
                 if item is not None:
@@ -199,6 +202,8 @@ class EditTracker:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
+        else:
+            self.step()
         self._shelf.close()
         return self.counts()
 
@@ -217,6 +222,20 @@ class EditTracker:
                 return
             self._wake.wait(wait)
             self._wake.clear()
+
+    def _taken(self, said: EditMade | _Renamed, at_ms: int) -> Pending | None:
+        """Do what a caller asked for; what cannot be understood is refused, because nobody is there to raise to."""
+        try:
+            if isinstance(said, EditMade):
+                return self._start(said, at_ms)
+            was, now = str(Path(said.old).absolute()), str(Path(said.new).absolute())
+            for key, item in list(self._pending.items()):
+                if item.path == was:
+                    self._replace(key, replace(item, path=now))
+        except (ValueError, TypeError, AttributeError, OSError) as error:
+            log.warning("an edit that cannot be followed", extra={"fields": {"error": type(error).__name__}})
+            self._refuse("invalid")
+        return None
 
     def _start(self, edit: EditMade, at_ms: int) -> Pending | None:
         """Begin to follow an edit, and carry earlier ones of the same file over it; None when it is refused."""
@@ -251,6 +270,7 @@ class EditTracker:
             user_key=edit.user_key,
             consent=edit.consent,
         )
+        self._event(item, EditSurvivalPayload(edit_id=item.edit_id, horizon_s=0, survival_four_gram=1.0, survival_no_revert=1.0), at_ms)
         return item if self._write(item) else self._refuse("no_space")
 
     def _refuse(self, reason: str) -> None:
@@ -272,7 +292,8 @@ class EditTracker:
             self._pending[key] = item
 
     def _due_ms(self, item: Pending) -> int:
-        return item.made_at_ms + self._config.horizons_s[item.done] * 1000
+        last = len(self._config.horizons_s) - 1  # an adopted edit may come from settings with more horizons
+        return item.made_at_ms + self._config.horizons_s[min(item.done, last)] * 1000
 
     def _measure(self, key: tuple[str, str], item: Pending, now_ms: int) -> None:
         """Measure an edit at its newest horizon that is due, and note that those before it are over."""
@@ -285,8 +306,8 @@ class EditTracker:
         late_s = elapsed_s - horizons[due]
         horizon_s = horizons[due] if late_s <= max(LATE_S, LATE_SHARE * horizons[due]) else int(elapsed_s)
         self._tell(item, horizon_s, now_ms)
-        if due + 1 < len(horizons):
-            self._replace(key, replace(item, done=due + 1))
+        if (done := max(due, item.done) + 1) < len(horizons):
+            self._replace(key, replace(item, done=done))
         else:
             self._remove(key, item, reason=None)
 
@@ -308,26 +329,27 @@ class EditTracker:
             branch_changed=branch is not None and item.branch is not None and branch != item.branch,
         )
         self._events += 1
-        self._sink.record(
-            EditSurvival(
-                event_id=new_id(now_ms),
-                session_id=item.session_id,
-                turn_id=item.turn_id,
-                occurred_at_ms=now_ms,
-                recorded_at_ms=now_ms,
-                origin=item.origin,
-                policy_version=item.policy_version,
-                arm=item.arm,
-                user_key=item.user_key,
-                consent=item.consent,
-                client=self._client,
-                payload=payload,
-            )
+        self._sink.record(self._event(item, payload, now_ms))
+
+    def _event(self, item: Pending, payload: EditSurvivalPayload, now_ms: int) -> Event:
+        return EditSurvival(
+            event_id=new_id(now_ms),
+            session_id=item.session_id,
+            turn_id=item.turn_id,
+            occurred_at_ms=now_ms,
+            recorded_at_ms=now_ms,
+            origin=item.origin,
+            policy_version=item.policy_version,
+            arm=item.arm,
+            user_key=item.user_key,
+            consent=item.consent,
+            client=self._client,
+            payload=payload,
         )
 
     def _remove(self, key: tuple[str, str], item: Pending, *, reason: str | None) -> None:
         try:
-            if self._config.keep_days > 0:
+            if self._config.keep_days > 0 and item.consent != "none":
                 self._shelf.keep(item)
                 oldest_ms = self._now_ms() - self._config.keep_days * 86_400_000
                 self._shelf.prune(before_ms=oldest_ms, max_bytes=self._config.spool_max_bytes)

@@ -69,13 +69,16 @@ def read_bytes(path: Path, max_bytes: int) -> bytes | None:
         raise
     except ValueError:  # a null byte in the path
         return None
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
             return None
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "no regular file", str(path))
-        data = file.read(max_bytes + 1)
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            data = file.read(max_bytes + 1)
+    finally:
+        os.close(fd)
     if len(data) > max_bytes:
         raise OSError(errno.EFBIG, f"more than {max_bytes} bytes", str(path))
     return data
