@@ -23,13 +23,12 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
 from trainer.config import UpdateConfig
+from trainer.head import replace_head
 from trainer.packing import MicroBatch, PackedRow, pack, plan_rows
 
 SEGMENTED: Final = "tidegate_segmented"
 """Name under which transformers finds the attention below."""
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
-HEAD_CHUNK: Final = 1024
-"""Trained positions whose logits exist at one time: 1,024 x 49,152 fp32 logits are 200 MB."""
 
 
 def segmented_attention(
@@ -68,10 +67,14 @@ AttentionMaskInterface.register(SEGMENTED, _no_mask)
 
 
 class Policy(nn.Module):
-    """A language model whose forward pass returns what the loss needs and nothing else."""
+    """A language model whose forward pass returns what the loss needs and nothing else.
+
+    It takes the model's output layer away (`head.py`): a wrapped model can no longer generate.
+    """
 
     def __init__(self, language_model: nn.Module) -> None:
         super().__init__()
+        replace_head(_unwrap(language_model))
         self.language_model = language_model
 
     def forward(
@@ -100,18 +103,7 @@ class Policy(nn.Module):
         hidden = causal.model(
             input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, segment_lengths=lengths
         ).last_hidden_state[0]
-        head = causal.get_output_embeddings()
-        logprobs: list[Tensor] = []
-        entropies: list[Tensor] = []
-        for at, token, temperature in zip(
-            read_at.split(HEAD_CHUNK), targets.split(HEAD_CHUNK), temperatures.split(HEAD_CHUNK), strict=True
-        ):
-            logits = head(hidden[at]).float() / temperature[:, None]
-            log_z = torch.logsumexp(logits, dim=-1)
-            logprobs.append(logits.gather(-1, token[:, None])[:, 0] - log_z)
-            with torch.no_grad():
-                entropies.append(log_z - (torch.softmax(logits, dim=-1) * logits).sum(-1))
-        return torch.cat(logprobs), torch.cat(entropies)
+        return causal.get_output_embeddings()(hidden[read_at], targets, temperatures)
 
 
 def _unwrap(language_model: nn.Module) -> Any:

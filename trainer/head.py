@@ -1,0 +1,155 @@
+"""The last layer of a language model, on trained tokens only: log-probability and entropy without keeping logits.
+
+Logits of N tokens over a vocabulary of V are N x V numbers, and a plain graph keeps several copies of them until the backward pass.
+Here they exist for one chunk of tokens at a time. The gradient of a log-probability with respect to its hidden state,
+(W[target] - E_p[W]) / temperature, does not depend on the loss, so it is taken while the chunk is there: where the layer itself is
+not trained (LoRA), the backward pass is one multiplication and nothing is computed twice. Where it is trained, its own gradient
+takes the logits again, chunk by chunk, and is summed in fp32.
+
+Takes: hidden states, the layer's weight, targets, temperatures. Gives: two [N] vectors. The layer stays a module that owns its
+weight, so that a partitioned one (ZeRO 3) is gathered around it as around any other layer. Leaves out: the model (`model.py`).
+"""
+
+# ruff: noqa: F722  (shapes of jaxtyping are no Python expressions)
+
+from typing import Any, Final, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from pipelines.errors import ConfigError
+
+CHUNK_NUMBERS: Final = 1 << 24
+"""Logits that exist at one time: 64 MiB in fp32, 341 tokens of a vocabulary of 49,152."""
+SCALED_LOGITS: Final = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings of models that change their logits after this layer; scoring without that would be another policy."""
+
+
+def rows_per_chunk(vocabulary: int) -> int:
+    """Return how many tokens' logits exist at one time: memory does not grow with vocabulary x tokens."""
+    return max(16, CHUNK_NUMBERS // vocabulary)
+
+
+def _scores(hidden: Tensor, weight: Tensor, temperatures: Tensor) -> Tensor:
+    """Return logits / temperature in fp32 (fp64 for fp64 weights), [C, V]."""
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    return (hidden @ weight.t()).to(wide).div_(temperatures[:, None])
+
+
+def _softmax(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return exp(scores - max) [C, V], its sums [C] and log sum exp(scores) [C]; one exponential a number, however much is made of it."""
+    top = scores.amax(dim=-1, keepdim=True)
+    raised = (scores - top).exp_()
+    total = raised.sum(dim=-1)
+    return raised, total, top[:, 0] + total.log()
+
+
+def _slope(raised: Tensor, total: Tensor, targets: Tensor) -> Tensor:
+    """Turn `_softmax` into d log-probability / d score = one-hot(target) - p, in place, [C, V]."""
+    slope = raised.div_(-total[:, None])
+    return slope.scatter_add_(-1, targets[:, None], torch.ones_like(slope[:, :1]))
+
+
+class _TokenScores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        logprobs = torch.empty(len(hidden), dtype=wide, device=hidden.device)
+        entropies = torch.empty_like(logprobs)
+        direction = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        for start in range(0, len(hidden), chunk):
+            part = slice(start, start + chunk)
+            scores = _scores(hidden[part], weight, temperatures[part])
+            raised, total, log_z = _softmax(scores)
+            logprobs[part] = scores.gather(-1, targets[part, None])[:, 0] - log_z
+            entropies[part] = log_z - torch.linalg.vecdot(raised, scores) / total
+            if direction is not None:
+                slope = _slope(raised, total, targets[part]).div_(temperatures[part, None])
+                torch.matmul(slope.to(weight.dtype), weight, out=direction[part])
+        if ctx.needs_input_grad[1]:
+            ctx.save_for_backward(direction, hidden, weight, targets, temperatures)
+        else:
+            ctx.save_for_backward(direction)
+        ctx.chunk = chunk
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        outer = grads[0]
+        direction, *rest = ctx.saved_tensors
+        to_hidden = None if direction is None else (outer[:, None] * direction).to(direction.dtype)
+        if not rest:
+            return to_hidden, None, None, None, None
+        hidden, weight, targets, temperatures = rest
+        summed = torch.zeros(weight.shape, dtype=outer.dtype, device=weight.device)
+        for start in range(0, len(hidden), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            raised, total, _ = _softmax(_scores(hidden[part], weight, temperatures[part]))
+            slope = _slope(raised, total, targets[part]).mul_((outer[part] / temperatures[part])[:, None])
+            summed += slope.to(weight.dtype).t() @ hidden[part]
+        return to_hidden, summed.to(weight.dtype), None, None, None
+
+
+def token_scores(
+    hidden: Float[Tensor, "N D"],
+    weight: Float[Tensor, "V D"],
+    targets: Int[Tensor, " N"],
+    temperatures: Float[Tensor, " N"],
+    *,
+    chunk: int | None = None,
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """Return log-probability and entropy of target tokens under softmax(hidden W^T / temperature).
+
+    Args:
+        hidden: State that predicts each target.
+        weight: The layer's weight; it gets a gradient when it requires one.
+        targets: Token ids, in [0, V).
+        temperatures: > 0.
+        chunk: Tokens whose logits exist at one time; None: `rows_per_chunk`.
+
+    Returns:
+        Log-probabilities, with gradient, and entropies, without; nats, fp32 (fp64 for fp64 inputs).
+    """
+    rows = chunk or rows_per_chunk(weight.shape[0])
+    logprobs, entropies = _TokenScores.apply(
+        hidden, weight, targets, temperatures.to(torch.promote_types(hidden.dtype, torch.float32)), rows
+    )
+    return logprobs, entropies
+
+
+class TokenHead(nn.Module):
+    """An output layer that answers for given tokens instead of the whole vocabulary."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(
+        self, hidden: Float[Tensor, "N D"], targets: Int[Tensor, " N"], temperatures: Float[Tensor, " N"]
+    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+        """See `token_scores`."""
+        return token_scores(hidden, self.weight, targets, temperatures)
+
+
+def replace_head(causal: Any) -> None:
+    """Put a `TokenHead` with the same weight in place of a causal language model's output layer, once.
+
+    Args:
+        causal: A Hugging Face causal LM; afterwards it can no longer generate.
+
+    Raises:
+        ConfigError: The model does more with its logits than a linear layer; nothing is approximated in silence.
+    """
+    settings = causal.config.get_text_config()
+    scaled = [name for name in SCALED_LOGITS if getattr(settings, name, None) not in (None, 1.0)]
+    head = causal.get_output_embeddings()
+    if isinstance(head, TokenHead):
+        return
+    if scaled or type(head) is not nn.Linear or head.bias is not None:
+        what = f"{', '.join(scaled)}" if scaled else f"an output layer of type {type(head).__name__}, not linear without bias"
+        raise ConfigError(f"{settings.model_type} models cannot be trained here: {what}; choose a model with plain logits")
+    causal.set_output_embeddings(TokenHead(cast(nn.Parameter, head.weight)))
