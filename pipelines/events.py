@@ -189,6 +189,8 @@ class EditSurvivalPayload(Payload):
     branch_changed: bool = False
     milestone: Literal["commit"] | None = None
     """The event at which it was measured where that is no fixed horizon; None at a horizon."""
+    estimated: bool = False
+    """Whether the figures were estimated from the edit's sketch, because its text was not at hand; no_revert is then a lower bound."""
 
 
 class FeedbackPayload(Payload):
