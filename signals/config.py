@@ -87,6 +87,8 @@ class MonitorsConfig(Section):
     shape of the traffic."""
     min_effect_sd: float = Field(default=0.1, ge=0)
     """A change of a mean smaller than this, in standard deviations of the reference, is no alarm however certain."""
+    min_neutral_effect_sd: float = Field(default=0.5, ge=0)
+    """The same for lengths and entropy, which may move either way for good reasons; every update moves them a little."""
     min_n: int = Field(default=30, ge=2)
     """Observations on each side below which nothing is said."""
     min_users: int = Field(default=5, ge=2)
