@@ -36,7 +36,8 @@ def run_(
         resume_from_ledger: Start a new stream state where the lake ends (after the old state or the lake was lost or restored).
         accept_gap: Go on although Kafka deleted events before they were read; the loss is written to the table `gaps`.
         everything: Recompute all sessions, as after a change of reward settings.
-        tombstoned: JSON file with a list of policy versions that were rolled back; what they sampled is not trainable.
+        tombstoned: JSON file with a list of policy versions that were rolled back; what they sampled is not trainable. A run that goes on
+            reads it again before each distil.
         common: Options of every command.
     """
     from signals import job
@@ -44,12 +45,15 @@ def run_(
     config = common.tree(SignalsConfig)
     flags = job.Flags(
         once=once, resume_from_ledger=resume_from_ledger, accept_gap=accept_gap, everything=everything,
-        tombstoned=job.read_tombstoned(tombstoned),
+        tombstoned=tombstoned,
     )  # fmt: skip
     done = job.run(config, common.place(), flags)
-    share = done["append"]["quarantined"] / max(done["append"]["rows"] + done["append"]["quarantined"], 1)
+    share = done["quarantine_share"]
     if share > config.signals.quarantine_alert_share:
-        print(f"tidegate: {share:.1%} of the records are no valid events; look at: tidegate signals quarantine show", file=sys.stderr)
+        print(
+            f"tidegate: {share:.1%} of the last day's records are no valid events; look at: tidegate signals quarantine show",
+            file=sys.stderr,
+        )
     common.show(done, lambda: _run_text(done))
 
 

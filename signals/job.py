@@ -20,10 +20,10 @@ from typing import Any, Final
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from pipelines.errors import ConfigError
+from pipelines.errors import ConfigError, ContractViolation
 from pipelines.storage import Home, exclusive
 from pipelines.terminal import progress
-from signals import distil, lake, offsets, spark, stream
+from signals import checks, distil, lake, offsets, spark, stream
 from signals.config import SignalsConfig
 
 LOG: Final = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ class Flags:
     accept_gap: bool = False
     everything: bool = False
     """Whether to recompute all sessions."""
-    tombstoned: frozenset[int] = frozenset()
-    """Policy versions whose release was rolled back."""
+    tombstoned: Path | None = None
+    """JSON list of policy versions whose release was rolled back; read again before each distil."""
 
 
 @dataclass(slots=True)
@@ -87,15 +87,19 @@ def run(config: SignalsConfig, home: Home, flags: Flags) -> dict[str, Any]:
     with exclusive(home.run / "signals.lock", what="the signals job"):
         shutil.rmtree(home.streams / "tmp", ignore_errors=True)  # What a killed run left behind.
         with clock.part("prepare"):
+            read_tombstoned(flags.tombstoned)
             end = stream.prepare(config, home, resume=flags.resume_from_ledger, accept_gap=flags.accept_gap)
         summary = _once(config, home, flags, totals, clock, end) if flags.once else _forever(config, home, flags, totals, clock)
     clock.seconds["total"] = round(time.monotonic() - begun, 2)
     done = distil.check_outcomes(home)
+    checks.quick(home)
     return {
         "append": {"rows": totals.rows, "quarantined": totals.quarantined, "batches": totals.batches},
         "distil": asdict(summary) if summary else {"sessions": 0, "turns": 0, "outcomes": done, "conflicts": 0},
         "lake_versions": lake.versions(home),
         "frontier": lake.frontier(home),
+        "gaps": lake.read(home, "gaps").to_pylist(),
+        "quarantine_share": round(checks.quarantine_share(home, now=distil.utc_now()), 6),
         "seconds": clock.seconds,
     }
 
@@ -110,7 +114,7 @@ def _once(
 ) -> distil.Summary | None:
     append = _behind(home, config.kafka.topic, end)
     if not append and not distil.touched(
-        home, config, now=distil.utc_now(), tombstoned=flags.tombstoned, everything=flags.everything
+        home, config, now=distil.utc_now(), tombstoned=read_tombstoned(flags.tombstoned), everything=flags.everything
     ).sessions:  # fmt: skip
         return None
     with progress("reading events and computing rewards") as advance, ExitStack() as stack:
@@ -141,16 +145,13 @@ def append_once(running: SparkSession, config: SignalsConfig, home: Home, totals
 
 def _distil(running: SparkSession, config: SignalsConfig, home: Home, flags: Flags) -> distil.Summary | None:
     now = distil.utc_now()
-    what = distil.touched(home, config, now=now, tombstoned=flags.tombstoned, everything=flags.everything)
-    if not what.sessions and what.frontier == _distilled_frontier(home):
+    tombstoned = read_tombstoned(flags.tombstoned)
+    what = distil.touched(home, config, now=now, tombstoned=tombstoned, everything=flags.everything)
+    before = lake.last(lake.read(home, "distilled"), "distilled_at")
+    if not what.sessions and before and dict(before["frontier"]) == what.frontier and set(before["tombstoned"]) == tombstoned:
         return None
     with spark.boundary("computing rewards"):
-        return distil.distil(running, home, config, what, now=now, tombstoned=flags.tombstoned)
-
-
-def _distilled_frontier(home: Home) -> dict[str, int] | None:
-    before = lake.last(lake.read(home, "distilled"), "distilled_at")
-    return dict(before["frontier"]) if before else None
+        return distil.distil(running, home, config, what, now=now, tombstoned=tombstoned)
 
 
 def _forever(config: SignalsConfig, home: Home, flags: Flags, totals: stream.Totals, clock: Clock) -> distil.Summary | None:
@@ -168,6 +169,23 @@ def _forever(config: SignalsConfig, home: Home, flags: Flags, totals: stream.Tot
                 with clock.part("distil"):
                     summary = _distil(running, config, home, flags) or summary
                 LOG.info("distilled", extra={"fields": {"rows": totals.rows, "quarantined": totals.quarantined}})
+                _look(home, config)
         finally:
             query.stop()
     return summary
+
+
+def _look(home: Home, config: SignalsConfig) -> None:
+    """Say when too many records are no events; stop when the ledger does not add up.
+
+    Raises:
+        ContractViolation: Offsets are missing from the ledger, or booked twice.
+    """
+    if (problem := next(checks.booked(home), None)) is not None:
+        raise ContractViolation(f"the offset ledger of {home.lake} does not add up: {problem.found}; {problem.do}")
+    share = checks.quarantine_share(home, now=distil.utc_now())
+    if share > config.signals.quarantine_alert_share:
+        LOG.warning(
+            "too many records are no valid events",
+            extra={"fields": {"share": round(share, 4), "limit": config.signals.quarantine_alert_share}},
+        )

@@ -142,7 +142,12 @@ def open_table(home: Home, name: str, as_of: int | datetime | None = None) -> De
 
 def holds_rows(home: Home, name: str) -> bool:
     """Return whether a table has any row, from its log alone."""
-    return exists(home, name) and open_table(home, name).count() > 0
+    return count(home, name) > 0
+
+
+def count(home: Home, name: str) -> int:
+    """Return how many rows a table has, from its log alone; 0 when it was never written."""
+    return open_table(home, name).count() if exists(home, name) else 0
 
 
 def dataset(home: Home, name: str, *, as_of: int | datetime | None = None) -> ds.Dataset:

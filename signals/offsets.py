@@ -102,6 +102,7 @@ def verify(home: Home, topic: str) -> None:
         if not ledger and lake.holds_rows(home, "events") and not (folder / START).exists():
             raise ContractViolation(f"{folder} holds no stream state, but the lake has events that no ledger row names; {WAY_OUT}")
         return
+    _same_identity(home, folder, topic)
     finished = _numbers(folder / "commits")
     planned = _numbers(folder / "offsets")
     if finished:
@@ -119,6 +120,55 @@ def verify(home: Home, topic: str) -> None:
         f"the stream state in {folder} and the lake's offset_ledger disagree ({ahead} is ahead), as after restoring or removing one of "
         f"them; {WAY_OUT}"
     )
+
+
+def _same_identity(home: Home, folder: Path, topic: str) -> None:
+    """Compare the checkpoint's uuid with the transactions that the tables carry.
+
+    Raises:
+        ContractViolation: The lake was last written by another stream state, or `events` lacks batches that the ledger names.
+    """
+    identity = transaction_id(stream_id(folder))
+    done = {name: lake.open_table(home, name).transaction_version(identity) for name in ("events", "offset_ledger")}
+    ledger = lake.read(home, "offset_ledger", columns=["stream", "topic", "committed_at"])
+    newest = lake.last(ledger.filter(pc.equal(ledger["topic"], topic)), "committed_at")
+    if newest and done["offset_ledger"] is None and _moved(folder, topic):
+        raise ContractViolation(
+            f"the stream state in {folder} is not the one that wrote the lake (its id {stream_id(folder)} is in no table; "
+            f"the last writer was {newest['stream']}); {WAY_OUT}"
+        )
+    if newest and done["offset_ledger"] is not None and newest["stream"] != stream_id(folder):
+        raise ContractViolation(
+            f"the stream state in {folder} wrote to this lake once, but {newest['stream']} wrote last, as after restoring an old state; "
+            f"{WAY_OUT}"
+        )
+    if done["offset_ledger"] is not None and (done["events"] is None or done["events"] < done["offset_ledger"]):
+        raise ContractViolation(
+            f"the table events ends at batch {done['events']}, but offset_ledger names batch {done['offset_ledger']}, as after restoring "
+            "events alone; to read the missing batches again from Kafka, add --resume-from-ledger"
+        )
+
+
+def _moved(folder: Path, topic: str) -> bool:
+    """Return whether a stream state finished a batch that held anything."""
+    finished = _numbers(folder / "commits")
+    return bool(finished) and not _same(planned_ends(folder, finished[-1], topic), planned_starts(folder, 0, topic))
+
+
+def transaction_id(stream: str | None) -> str:
+    """Return the Delta application id under which a stream state writes: its name and its checkpoint's own uuid."""
+    return f"append:{stream}"
+
+
+def _cut_ledger(home: Home) -> None:
+    """Take back what the ledger says of batches that `events` does not hold, as after restoring it to an earlier version."""
+    events = lake.open_table(home, "events")
+    streams = lake.read(home, "offset_ledger", columns=["stream"])["stream"].unique().to_pylist()
+    ahead = [(stream, events.transaction_version(transaction_id(stream))) for stream in streams]
+    beyond = [f"(stream = '{stream}' AND batch > {-1 if done is None else done})" for stream, done in ahead]
+    if beyond:
+        with lake.boundary(lake.path(home, "offset_ledger")):
+            lake.open_table(home, "offset_ledger").delete(" OR ".join(beyond))
 
 
 def find_gaps(position: Mapping[int, int], begin: Mapping[int, int], end: Mapping[int, int]) -> list[Gap]:
@@ -159,6 +209,7 @@ def restart(home: Home, topic: str, *, number: int) -> Position:
     Returns:
         Where the new stream starts.
     """
+    _cut_ledger(home)
     folder, position = checkpoint(home), ledger_position(home, topic)
     for name in ("events", "quarantine"):
         table = lake.open_table(home, name)

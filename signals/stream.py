@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pipelines import kafka
 from pipelines.errors import ConfigError, ContractViolation, StageError
 from pipelines.storage import Home
-from signals import intake, lake, offsets
+from signals import checks, intake, lake, offsets
 from signals.config import SignalsConfig
 
 LOG: Final = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Sink:
         ).persist()
         try:
             rows = self._count(judged, batch, starts=starts, ends=ends)
-            identity = f"{STREAM}:{stream}"
+            identity = offsets.transaction_id(stream)
             # 1. Events, 2. quarantine: skipped by Delta when (stream, batch) was committed before.
             self._commit(intake.accepted(judged), "events", identity, batch)
             if any(row["quarantined"] for row in rows):
@@ -188,16 +188,18 @@ def prepare(config: SignalsConfig, home: Home, *, resume: bool, accept_gap: bool
         offsets.restart(home, topic, number=number)
     else:
         offsets.verify(home, topic)
+    checks.not_fewer(home)
     gaps = offsets.find_gaps(offsets.ledger_position(home, topic), begin, end)
     if gaps and not accept_gap:
         lost = "; ".join(f"partition {gap.partition}: {gap.start} to {gap.end}" for gap in gaps)
         raise ContractViolation(f"Kafka deleted events before they were read ({lost}); to go on without them add --accept-gap")
     if gaps:
+        offsets.restart(home, topic, number=number + 1)  # first, for rows of an interrupted batch may lie inside the gap
         now = datetime.now(UTC)
         lake.append(home, "gaps", [
             {"topic": topic, "partition": gap.partition, "start": gap.start, "end": gap.end, "accepted_at": now} for gap in gaps
         ])  # fmt: skip
-        offsets.restart(home, topic, number=number + 1)
+        offsets.restart(home, topic, number=number + 2)
     return end
 
 

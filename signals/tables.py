@@ -108,6 +108,20 @@ GAPS: Final = Table(
         ]
     ),
 )
+REMOVALS: Final = Table(
+    name="removals",
+    row="rows of one Kafka partition that were taken out of a table on purpose, so that the offset ledger still adds up",
+    schema=pa.schema(
+        [
+            _field("removal_id", pa.string(), "the run that removed them; the table's own commit carries it as a transaction"),
+            _field("kind", pa.string(), "retain (age) or forget (a user's request)"),
+            _field("table", pa.string(), "events or quarantine"),
+            *_RECORD[:2],
+            _field("rows", pa.int64(), "number of rows"),
+            _field("removed_at", INSTANT, "when"),
+        ]
+    ),
+)
 CONFLICTS: Final = Table(
     name="conflicts",
     row="an event whose id was seen before with other content; not used",
@@ -256,5 +270,5 @@ DRIFT: Final = Table(
 
 TABLES: Final[dict[str, Table]] = {
     table.name: table
-    for table in (EVENTS, QUARANTINE, OFFSETS, GAPS, CONFLICTS, TURNS, EDITS, REWARDS, SAMPLES_TABLE, COUNTS, DISTILLED, DRIFT)
+    for table in (EVENTS, QUARANTINE, OFFSETS, GAPS, REMOVALS, CONFLICTS, TURNS, EDITS, REWARDS, SAMPLES_TABLE, COUNTS, DISTILLED, DRIFT)
 }

@@ -1,7 +1,8 @@
 """When a stream may start: its state and the lake must end at the same offsets."""
 
 import json
-from datetime import UTC, datetime
+import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,26 @@ from hypothesis import strategies as st
 
 from pipelines.errors import ConfigError, ContractViolation
 from pipelines.storage import Home
-from signals import job, lake, offsets
+from signals import checks, job, lake, offsets
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def ledger(home: Home, batch: int, ends: dict[int, int], start: int = 0) -> None:
+def ledger(home: Home, batch: int, ends: dict[int, int], start: int = 0, stream: str = "u1") -> None:
+    """Write a batch as the append job does: events first, then the ledger, both under the stream's own transaction."""
+    at = NOW + timedelta(seconds=batch)
     rows = [
-        {"stream": "u1", "batch": batch, "topic": "t", "partition": p,
-         "start": start, "end": end, "kept": end - start, "quarantined": 0, "committed_at": NOW}
+        {"stream": stream, "batch": batch, "topic": "t", "partition": p,
+         "start": start, "end": end, "kept": end - start, "quarantined": 0, "committed_at": at}
         for p, end in ends.items()
     ]  # fmt: skip
-    lake.append(home, "offset_ledger", rows, transaction=("append:u1", batch))
+    events = [
+        {"topic": "t", "partition": p, "offset": offset, "date": at.date(), "session_id": f"s{offset}"}
+        for p, end in ends.items()
+        for offset in range(start, end)
+    ]
+    lake.append(home, "events", events, transaction=(f"append:{stream}", batch))
+    lake.append(home, "offset_ledger", rows, transaction=(f"append:{stream}", batch))
 
 
 def state(home: Home, planned: list[dict[int, int]], *, finished: int) -> Path:
@@ -131,3 +140,41 @@ def test_the_list_of_rolled_back_policies_is_read_strictly(tmp_path: Path) -> No
     path.write_text('["3"]')
     with pytest.raises(ConfigError, match="JSON list of policy versions"):
         job.read_tombstoned(path)
+
+
+def test_a_state_that_never_wrote_this_lake_is_refused_although_the_offsets_agree(home: Home) -> None:
+    state(home, [{0: 5}], finished=1)
+    ledger(home, 0, {0: 5}, stream="another")
+    with pytest.raises(ContractViolation, match="its id u1 is in no table; the last writer was another"):
+        offsets.verify(home, "t")
+
+
+def test_an_old_state_that_was_put_back_is_refused_although_the_offsets_agree(home: Home) -> None:
+    ledger(home, 0, {0: 5})
+    ledger(home, 1, {0: 9}, start=5, stream="newer")
+    state(home, [{0: 5}, {0: 9}], finished=2)
+    with pytest.raises(ContractViolation, match="newer wrote last"):
+        offsets.verify(home, "t")
+
+
+def test_events_restored_alone_are_refused_and_their_batches_read_again(home: Home) -> None:
+    state(home, [{0: 5}, {0: 9}], finished=2)
+    ledger(home, 0, {0: 5})
+    shutil.copytree(lake.path(home, "events"), home.root / "copy")
+    ledger(home, 1, {0: 9}, start=5)
+    shutil.rmtree(lake.path(home, "events"))
+    (home.root / "copy").rename(lake.path(home, "events"))
+    with pytest.raises(ContractViolation, match="events ends at batch 0, but offset_ledger names batch 1"):
+        offsets.verify(home, "t")
+    assert offsets.restart(home, "t", number=1) == {0: 5}
+    offsets.verify(home, "t")
+    checks.quick(home)
+
+
+def test_a_new_state_that_has_read_nothing_yet_may_start_where_the_lake_ends(home: Home) -> None:
+    ledger(home, 0, {0: 5})
+    state(home, [{0: 5}], finished=1)
+    offsets.restart(home, "t", number=1)
+    folder = offsets.checkpoint(home)
+    (folder / "metadata").write_text('{"id":"u2"}')
+    offsets.verify(home, "t")
