@@ -36,6 +36,8 @@ class LakeState:
     distilled_at: datetime | None
     versions: dict[str, int]
     """Table versions that belong together, after the last finished distil."""
+    tombstoned: frozenset[int]
+    """Policy versions whose turns that distil took out of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +120,23 @@ def lake_state(home: Home) -> LakeState:
     newest = lake.last(lake.read(home, "distilled"), "distilled_at") or {}
     return LakeState(
         frontier=lake.frontier(home), distilled=dict(newest.get("frontier") or {}), distilled_at=newest.get("distilled_at"),
-        versions=dict(newest.get("versions") or {}),
+        versions=dict(newest.get("versions") or {}), tombstoned=frozenset(newest.get("tombstoned") or ()),
     )  # fmt: skip
+
+
+def accepted_gaps(home: Home, *, since: datetime | None) -> list[str]:
+    """Return the events that Kafka lost before they were read and a person wrote off after `since` (None: ever), a sentence each.
+
+    Raises:
+        ContractViolation: A table is damaged.
+    """
+    from signals import lake
+
+    return [
+        f"{row['topic']}-{row['partition']}: offsets {row['start']} to {row['end']}, accepted {row['accepted_at']:%Y-%m-%d %H:%M}"
+        for row in lake.read(home, "gaps").to_pylist()
+        if since is None or row["accepted_at"] > since
+    ]
 
 
 def turn_outcomes(home: Home) -> dict[str, int]:

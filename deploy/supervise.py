@@ -18,10 +18,10 @@ from cyclopts import App
 from deploy import launch, observe, orchestrator
 from deploy.config import Config
 from deploy.release.ledger import Ledger
-from deploy.tasks import common_options, python_module
+from deploy.tasks import common_options, python_module, write_tombstoned
 from pipelines import broker
 from pipelines.errors import Busy, ConfigError, Refused
-from pipelines.storage import Home
+from pipelines.storage import Home, write_atomic
 from pipelines.terminal import Common, run
 
 ORDER: Final = ("broker", "prefect", "schedule", "stream", "gateway")
@@ -99,7 +99,10 @@ def up(config: Config, home: Home, *, settings: Path | None = None, overrides: l
     schedule = [*python_module("deploy.orchestrator", "serve"), *common]
     every = f"every {config.schedule.interval_hours:g} h since {config.schedule.anchor_at:%Y-%m-%d %H:%M} UTC"
     done.append(_start(home, "schedule", schedule, ready=_settled(home, "schedule"), deadline_s=60, where=lambda: every))
-    stream = [*python_module("signals", "run"), *common]
+    tombstoned = write_tombstoned(home, Ledger(home.ledger)) if home.ledger.exists() else home.root / "tombstoned.json"
+    if not tombstoned.exists():
+        write_atomic(tombstoned, b"[]")
+    stream = [*python_module("signals", "run"), "--tombstoned", str(tombstoned), *common]
     done.append(_start(home, "stream", stream, ready=_settled(home, "stream"), deadline_s=60, where=lambda: str(home.lake)))
     if not home.ledger.exists() or Ledger(home.ledger).serving() is None:
         why = "no checkpoint is installed yet (tidegate demo makes one); then: tidegate up"

@@ -151,6 +151,15 @@ class Journal:
         except FileNotFoundError:
             return None
 
+    def frozen_before(self) -> datetime | None:
+        """Return when the newest earlier cycle that froze a window began; None when there was none."""
+        begun: list[datetime] = []
+        for path in self.folder.glob("2*.json"):  # closed records are named by their time
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if "freeze" in record.get("steps", {}):
+                begun.append(datetime.fromisoformat(record["started_at"]))
+        return max(begun, default=None)
+
     def step(self, name: str, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the step's stored result, or do it and store it with its own seconds (without those of steps inside it)."""
         current = self.read()
@@ -204,26 +213,34 @@ def freeze_window(setting: Setting) -> dict[str, Any]:
     Raises:
         TransientError: A running stream did not get there in time.
     """
-    quarantined = setting.ledger.quarantined()
-    tombstoned = setting.home.root / "tombstoned.json"
-    write_atomic(tombstoned, json.dumps(quarantined).encode())
+    since = Journal(setting.home).frozen_before()
+    tombstoned = write_tombstoned(setting.home, setting.ledger)
     try:
         result = setting.job("signals", setting.commands.signals, tombstoned=tombstoned)
+        window = {
+            "lake_version": result["lake_versions"].get("samples"), "lake_versions": result["lake_versions"],
+            "frontier": result["frontier"], "signals": result,
+        }  # fmt: skip
     except errors.Busy:
-        return _wait_for_stream(setting)
-    return {
-        "lake_version": result["lake_versions"].get("samples"), "lake_versions": result["lake_versions"], "frontier": result["frontier"],
-        "signals": result,
-    }  # fmt: skip
+        window = _wait_for_stream(setting)
+    return window | {"gaps": observe.accepted_gaps(setting.home, since=since)}
+
+
+def write_tombstoned(home: Home, ledger: Ledger) -> Path:
+    """Write the policy versions whose turns must not be trained on, for the signal jobs; returns the file."""
+    path = home.root / "tombstoned.json"
+    write_atomic(path, json.dumps(ledger.quarantined()).encode())
+    return path
 
 
 def _wait_for_stream(setting: Setting) -> dict[str, Any]:
-    """The stream is alive: wait until the lake holds what the topic holds now and has distilled it."""
+    """The stream is alive: wait until the lake holds what the topic holds now and has distilled it, without what was rolled back."""
+    dead = frozenset(setting.ledger.quarantined())
     deadline = time.monotonic() + setting.config.schedule.freeze_timeout_s
     wanted: dict[str, int] = launch.run_job(setting.home, "observe", setting.argv(setting.commands.observe), timeout_s=60)["ends"]
     while time.monotonic() < deadline:
         seen = observe.lake_state(setting.home)
-        if seen.versions and all(seen.distilled.get(part, 0) >= end for part, end in wanted.items()):
+        if seen.versions and seen.tombstoned == dead and all(seen.distilled.get(part, 0) >= end for part, end in wanted.items()):
             return {
                 "lake_version": seen.versions.get("samples"),
                 "lake_versions": seen.versions,
@@ -245,6 +262,9 @@ def train(setting: Setting, parent: Parent, window: Mapping[str, Any]) -> dict[s
     """
     if window["lake_version"] is None:
         return {"checkpoint": None, "policy_version": None, "reason": "there are no samples yet"}
+    if gaps := window.get("gaps"):
+        reason = f"events of this window are lost, so nothing is promoted from it ({'; '.join(gaps)}); the next cycle goes on"
+        return {"checkpoint": None, "policy_version": None, "reason": reason}
     result = setting.job(
         "trainer", setting.commands.train, parent=parent.checkpoint, policy_version=parent.policy_version,
         lake_version=window["lake_version"],
