@@ -25,6 +25,8 @@ VERBS: Final = (
     ("status", "deploy.status:app", "Show what serves, what shipped, how far the lake is."),
     ("doctor", "deploy.doctor:app", "Find what is wrong with this machine or deployment, and say what to do."),
     ("import", "pipelines.__main__:app", "Turn transcripts you already have into session events."),
+    ("bench", "deploy.bench_commands:app", "Measure speed and memory of a stage on this machine."),
+    ("collect", "pipelines.collector_commands:app", "Take session events over HTTP: native JSON and OpenTelemetry."),
     ("signals", "signals.__main__:app", "Append events to the lake, distil rewards, explain them."),
     ("trainer", "trainer.__main__:app", "Warm start, update and score checkpoints."),
     ("serve", "deploy.serving.__main__:app", "Serve the current checkpoint behind the OpenAI-compatible gateway."),
