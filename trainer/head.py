@@ -32,65 +32,69 @@ def rows_per_chunk(vocabulary: int) -> int:
     return max(16, CHUNK_NUMBERS // vocabulary)
 
 
-def _scores(hidden: Tensor, weight: Tensor, temperatures: Tensor) -> Tensor:
-    """Return logits / temperature in fp32 (fp64 for fp64 weights), [C, V]."""
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    return (hidden @ weight.t()).to(wide).div_(temperatures[:, None])
+class _Workspace:
+    """The buffers of one chunk, used again for every chunk: fresh ones would cost more in page faults than the arithmetic does."""
 
+    def __init__(self, rows: int, hidden: Tensor, weight: Tensor) -> None:
+        self.wide_type = torch.promote_types(hidden.dtype, torch.float32)
+        shape = (min(rows, len(hidden)), weight.shape[0])
+        self.narrow = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+        self.scores = torch.empty(shape, dtype=self.wide_type, device=hidden.device)
+        self.raised = torch.empty_like(self.scores)
 
-def _softmax(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return exp(scores - max) [C, V], its sums [C] and log sum exp(scores) [C]; one exponential a number, however much is made of it."""
-    top = scores.amax(dim=-1, keepdim=True)
-    raised = (scores - top).exp_()
-    total = raised.sum(dim=-1)
-    return raised, total, top[:, 0] + total.log()
+    def softmax(self, hidden: Tensor, weight: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return logits / temperature [C, V], exp of them less their maximum [C, V], its sums [C], and log sum exp [C].
 
+        One exponential a number, however much is made of it.
+        """
+        narrow, scores, raised = (buffer[: len(hidden)] for buffer in (self.narrow, self.scores, self.raised))
+        torch.mm(hidden, weight.t(), out=narrow)
+        scores.copy_(narrow).div_(temperatures[:, None])
+        top = scores.amax(dim=-1, keepdim=True)
+        torch.sub(scores, top, out=raised).exp_()
+        total = raised.sum(dim=-1)
+        return scores, raised, total, top[:, 0] + total.log()
 
-def _slope(raised: Tensor, total: Tensor, targets: Tensor) -> Tensor:
-    """Turn `_softmax` into d log-probability / d score = one-hot(target) - p, in place, [C, V]."""
-    slope = raised.div_(-total[:, None])
-    return slope.scatter_add_(-1, targets[:, None], torch.ones_like(slope[:, :1]))
+    def slope(self, raised: Tensor, factor: Tensor, total: Tensor, targets: Tensor) -> Tensor:
+        """Turn what `softmax` raised into factor (one-hot(target) - p), in the weights' type [C, V]."""
+        raised.mul_((-factor / total)[:, None]).scatter_add_(-1, targets[:, None], factor[:, None])
+        return self.narrow[: len(raised)].copy_(raised)
 
 
 class _TokenScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperatures: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        logprobs = torch.empty(len(hidden), dtype=wide, device=hidden.device)
+        space = _Workspace(chunk, hidden, weight)
+        logprobs = torch.empty(len(hidden), dtype=space.wide_type, device=hidden.device)
         entropies = torch.empty_like(logprobs)
         direction = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            scores = _scores(hidden[part], weight, temperatures[part])
-            raised, total, log_z = _softmax(scores)
+            scores, raised, total, log_z = space.softmax(hidden[part], weight, temperatures[part])
             logprobs[part] = scores.gather(-1, targets[part, None])[:, 0] - log_z
-            entropies[part] = log_z - torch.linalg.vecdot(raised, scores) / total
+            entropies[part] = log_z - torch.einsum("cv,cv->c", raised, scores) / total
             if direction is not None:
-                slope = _slope(raised, total, targets[part]).div_(temperatures[part, None])
-                torch.matmul(slope.to(weight.dtype), weight, out=direction[part])
-        if ctx.needs_input_grad[1]:
-            ctx.save_for_backward(direction, hidden, weight, targets, temperatures)
-        else:
-            ctx.save_for_backward(direction)
+                torch.mm(space.slope(raised, 1 / temperatures[part], total, targets[part]), weight, out=direction[part])
+        ctx.save_for_backward(direction, *((hidden, weight, targets, temperatures) if ctx.needs_input_grad[1] else ()))
         ctx.chunk = chunk
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         outer = grads[0]
         direction, *rest = ctx.saved_tensors
         to_hidden = None if direction is None else (outer[:, None] * direction).to(direction.dtype)
         if not rest:
             return to_hidden, None, None, None, None
         hidden, weight, targets, temperatures = rest
-        summed = torch.zeros(weight.shape, dtype=outer.dtype, device=weight.device)
+        space = _Workspace(ctx.chunk, hidden, weight)
+        summed = torch.zeros(weight.shape, dtype=space.wide_type, device=weight.device)
         for start in range(0, len(hidden), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            raised, total, _ = _softmax(_scores(hidden[part], weight, temperatures[part]))
-            slope = _slope(raised, total, targets[part]).mul_((outer[part] / temperatures[part])[:, None])
-            summed += slope.to(weight.dtype).t() @ hidden[part]
+            _, raised, total, _ = space.softmax(hidden[part], weight, temperatures[part])
+            summed += space.slope(raised, outer[part] / temperatures[part], total, targets[part]).t() @ hidden[part]
         return to_hidden, summed.to(weight.dtype), None, None, None
 
 
