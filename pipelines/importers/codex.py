@@ -16,7 +16,6 @@ Leaves out: reasoning, plans, what an approval prompt was answered (it is not wr
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -26,7 +25,7 @@ from pipelines.importers.engine import Mapped
 from pipelines.importers.records import Advance, Record, json_lines
 from pipelines.importers.sessions import Session, Stamp
 from pipelines.importers.shell_results import test_counts
-from pipelines.importers.texts import count, identifier, items, mapping, text_of, time_ms
+from pipelines.importers.texts import count, digest, identifier, items, mapping, text_of, time_ms
 
 VERSION: Final = "1"
 SAMPLE: Final = Path(__file__).parent / "samples" / "codex.jsonl"
@@ -78,7 +77,7 @@ class Mapper:
             return None
         own = payload.get("call_id") or payload.get("id")
         text = own if isinstance(own, str) else repr(payload)
-        key = f"{kind}/{payload.get('type')}/{blake2b(text.encode('utf-8', 'replace'), digest_size=12).hexdigest()}"
+        key = f"{kind}/{payload.get('type')}/{digest(text)}"
         self._nth[key] += 1
         return f"{self._root}/{key}/{self._nth[key]}"
 

@@ -31,9 +31,9 @@ _WALL: Final = re.compile(r"^Wall time: ([\d.]{1,12}) seconds", re.M)
 _OUTPUT: Final = re.compile(r"^(?:Output|Total output lines: \d+\n+Output):\n", re.M)
 _HEAD_CHARS: Final = 600
 _FAILURES: Final = (
-    "failed", "error", "unsupported call", "execution error", "apply_patch verification failed", "apply_patch failed", "exec_command failed",
-    "err:", "unknown tool", "patch rejected", "command rejected", "rejected", "exec command rejected", "aborted by user", "timeout",
-    "collab tool failed", "write_stdin failed", "unable to", "invalid",
+    "failed", "error", "unsupported call", "execution error", "apply_patch verification failed", "apply_patch failed",
+    "exec_command failed", "err:", "unknown tool", "patch rejected", "command rejected", "rejected", "exec command rejected",
+    "aborted by user", "timeout", "collab tool failed", "write_stdin failed", "unable to", "invalid",
 )  # fmt: skip
 """How an output begins that tells of a failure without an exit code."""
 

@@ -147,3 +147,43 @@ def search_replace_blocks(text: str) -> list[tuple[str, EditSize]]:
         else:
             replace.append(line)
     return found
+
+
+def fenced_edits(text: str) -> list[tuple[str, EditSize]]:
+    """Return (path, size) of the fenced blocks of an answer that are edits: diffs without line numbers, and whole files.
+
+    A whole file is a fence whose path stands alone on the line before it; its old content is not known: it removes 0. A fence with
+    SEARCH/REPLACE blocks is none of these.
+    """
+    found: list[tuple[str, EditSize]] = []
+    fence = name = ""
+    body: list[str] = []
+    for line in text.splitlines():
+        mark = line[:3] if line.startswith(("```", "~~~")) else ""
+        if not fence:
+            if mark:
+                fence, body = mark, [line[3:].strip()]
+            elif line.strip():
+                name = line.strip().strip("*`#:").strip()
+        elif mark == fence and not line.strip(mark[0] + " "):
+            found += _fenced(name, body[0], body[1:])
+            fence = name = ""
+        else:
+            body.append(line)
+    return found
+
+
+def _fenced(name: str, language: str, body: list[str]) -> list[tuple[str, EditSize]]:
+    if any(_SEARCH.match(line) for line in body):
+        return []
+    if language != "diff":
+        return [(name, _size(body, []))] if name and " " not in name else []
+    found: list[tuple[str, list[str], list[str]]] = []
+    for line in body:
+        if line.startswith("+++ "):
+            found.append((_path(line), [], []))
+        elif found and line.startswith("+"):
+            found[-1][1].append(line[1:])
+        elif found and line.startswith("-") and not line.startswith("--- "):
+            found[-1][2].append(line[1:])
+    return [(path, _size(added, removed)) for path, added, removed in found]

@@ -219,3 +219,19 @@ class _Reader:
         self._text = self._text[self._at :] + self._decode(chunk, final=not chunk)
         self._at = 0
         return not self._end
+
+
+def json_values(file: IO[bytes], advance: Advance) -> Iterator[Record]:
+    """Yield the JSON objects of a file whole, whatever lies between them, and the entries of a list one by one."""
+    reader = _Reader(file, advance)
+    try:
+        while first := reader.peek():
+            if first == "[":
+                yield from _entries(reader, "")
+            else:
+                value = reader.value()
+                fault = _fault(value)
+                yield Record(reader.next_number(), None if fault else value, fault)
+    except _Broken as broken:
+        yield Record(reader.next_number(), None, broken.reason)
+        reader.drain()

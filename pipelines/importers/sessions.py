@@ -53,7 +53,7 @@ class Stamp:
 class Session:
     """A session under import. Each method makes events and puts them into `out`; the mapper takes them from there."""
 
-    def __init__(self, stamp: Stamp, session_id: str, *, out: list[ev.Event], folder: str | None = None) -> None:
+    def __init__(self, stamp: Stamp, session_id: str, *, out: list[ev.Event], folder: str | None = None, timeless: bool = False) -> None:
         """Open a session.
 
         Args:
@@ -61,6 +61,7 @@ class Session:
             session_id: The tool's own id of the session.
             out: Where events go.
             folder: The working folder, if known; only its keyed hash stays.
+            timeless: Times are not the transcript's own: ids are made without them, and no delay is told.
         """
         self.session_id = identifier(session_id, "unnamed")
         self.out = out
@@ -72,6 +73,7 @@ class Session:
         self.last_ms = 0
         self._last_seed = ""
         self._stamp = stamp
+        self._timeless = timeless
         self.mute = False
         """While a repeated record is mapped: it gives context, and no event."""
         self._replied_ms: int | None = None
@@ -99,7 +101,7 @@ class Session:
             stack_traces=derived.stack_traces,
             diffs=derived.diffs,
             images=images,
-            reply_delay_ms=None if self._replied_ms is None else max(at - self._replied_ms, 0),
+            reply_delay_ms=None if self._replied_ms is None or self._timeless else max(at - self._replied_ms, 0),
         )
         self.turns += 1
         self._turn_edits = []
@@ -247,7 +249,7 @@ class Session:
     def _envelope(self, turn_id: str | None, at: int, seed: str) -> dict[str, Any]:
         stamp = self._stamp
         return {
-            "event_id": stable_id(f"{self.session_id}/{seed}", at, space=stamp.format),
+            "event_id": stable_id(f"{self.session_id}/{seed}", 0 if self._timeless else at, space=stamp.format),
             "session_id": self.session_id,
             "turn_id": turn_id,
             "occurred_at_ms": at,

@@ -6,6 +6,7 @@ Leaves out: names (`registry.py` asks them last).
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,6 +89,85 @@ def claude_code(head: Head) -> bool:
         or (line.get("type") == "file-history-snapshot" and "snapshot" in line)
         for line in head.lines
     )
+
+
+def codex(head: Head) -> bool:
+    """Codex: lines of timestamp, type and payload, or the first versions' bare items under a line with id and timestamp."""
+    return any(
+        ("payload" in line and line.get("type") in ("session_meta", "response_item", "event_msg", "turn_context", "compacted"))
+        or ("record_type" in line and len(line) == 1)
+        or ("instructions" in line and "timestamp" in line and "id" in line and "type" not in line)
+        for line in head.lines
+    )
+
+
+def gemini_cli(head: Head) -> bool:
+    """Gemini CLI: `sessionId` and `projectHash` open a session, in lines and in documents."""
+    if any("sessionId" in line and "projectHash" in line for line in head.lines):
+        return True
+    return head.opening.startswith("{") and '"sessionId":' in head.opening and '"projectHash":' in head.opening
+
+
+def swe_agent(head: Head) -> bool:
+    """SWE-agent: a document with `trajectory` beside `history`, or one that begins with steps of action and observation."""
+    if isinstance(head.whole, dict):
+        steps = head.whole.get("trajectory")
+        return isinstance(steps, list) and ("history" in head.whole or "environment" in head.whole or "info" in head.whole)
+    opening = head.opening
+    return opening.startswith(('{"trajectory":[{"action":', '{"environment":')) and '"trajectory":[' in opening
+
+
+def openhands(head: Head) -> bool:
+    """OpenHands: events of action or observation with a source, alone, in a list or in a history; or events with a kind."""
+    whole = head.whole
+    if isinstance(whole, dict) and isinstance(whole.get("trajectory"), list) and len(whole) == 1:
+        whole = whole["trajectory"]
+    events = whole if isinstance(whole, list) else [whole, *head.lines]
+    if any(_is_openhands_event(event) for event in events[:_LINES]):
+        return True
+    if any("instance_id" in line and isinstance(line.get("history"), list) for line in head.lines):
+        return True
+    return head.text.lstrip()[:1] in "[{" and bool(_OPENHANDS.search(head.text[:20_000]))
+
+
+def _is_openhands_event(event: object) -> bool:
+    if not isinstance(event, dict):
+        return False
+    if event.get("kind") in _OPENHANDS_KINDS and "source" in event:
+        return True
+    return (
+        "source" in event
+        and "timestamp" in event
+        and (("action" in event and "args" in event) or ("observation" in event and "content" in event))
+    )
+
+
+_OPENHANDS_KINDS: Final = frozenset({
+    "MessageEvent", "ActionEvent", "ObservationEvent", "AgentErrorEvent", "SystemPromptEvent", "UserRejectObservation", "PauseEvent",
+    "ConversationStateUpdateEvent", "Condensation",
+})  # fmt: skip
+_OPENHANDS: Final = re.compile(
+    r'"source":\s*"(?:user|agent|environment)",\s*"message":|"instance_id":.{0,19000}"history":\s*\[\[?\{"id"', re.S
+)
+"""Marks of documents that are longer than the head."""
+
+
+def continue_dev(head: Head) -> bool:
+    """Continue: lines with an event's name beside a schema version, or those of the first version by their fields."""
+    return any("eventName" in line and "schema" in line for line in head.lines)
+
+
+def aider(head: Head) -> bool:
+    """aider: a line that says when a chat started."""
+    return bool(_AIDER.search(head.text))
+
+
+_AIDER: Final = re.compile(r"^# aider chat started at \d{4}-\d\d-\d\d", re.M)
+
+
+def aider_analytics(head: Head) -> bool:
+    """aider's analytics: lines of exactly event, properties, user and time."""
+    return any(set(line) == {"event", "properties", "user_id", "time"} for line in head.lines)
 
 
 def _parsed(text: str) -> object:

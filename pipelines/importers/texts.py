@@ -90,3 +90,9 @@ def mapping(value: object) -> dict[str, Any]:
 def items(value: object) -> list[Any]:
     """Return a JSON list, an empty one for anything else."""
     return value if isinstance(value, list) else []
+
+
+def digest(value: object) -> str:
+    """Return a hash (24 hex digits) that equal JSON values share: for identities of records, not for secrets."""
+    text = value if isinstance(value, str) else repr(value)
+    return blake2b(text.encode("utf-8", "replace"), digest_size=12).hexdigest()
