@@ -133,10 +133,11 @@ def _reference_variance(reference: Observations, weight: Floats, means: Floats, 
 def compare(current: Observations, reference: Observations, *, alpha: float, tight_at: float) -> Comparison:
     """Compare two policies' figures.
 
-    D = sum_i (num_i - R_{s(i)} den_i) / sum den, R_s the reference's figure in stratum s. Half of alpha goes to a confidence sequence of
-    the growing side (any number of looks), half to a normal interval of the reference (one look, it is over), and the two half widths
-    are added; p is the alpha at which their sum is |D|. The deviation of one observation is never taken smaller than the reference's:
-    a policy that did something 0 times in 30 has not shown that it never does.
+    D = sum_i (num_i - R_{s(i)} den_i) / sum den, R_s the reference's figure in stratum s. A confidence sequence of the growing side (any
+    number of looks) and a normal interval of the reference (one look, it is over), each at half of alpha, are joined as
+    sqrt(a^2 + b^2); p is the alpha at which that is |D|. Measured on 20,000 runs of 99 looks with references of 60 to 50,000: joined at
+    full alpha they err up to 1.9 alpha, at half of it at most alpha; added up, a tenth of alpha. The deviation of one observation is
+    never taken smaller than the reference's: a policy that did something 0 times in 30 has not shown that it never does.
 
     Args:
         current: This policy's observations so far.
@@ -163,8 +164,8 @@ def compare(current: Observations, reference: Observations, *, alpha: float, tig
         reference=before,
         expected=expected,
         sd=_sd(then) or _sd(now),
-        p=_p(value - expected, n, sigma=sigma, rho=rho, standard_error=aside),
-        p_plain=_p(value - before, n, sigma=plain_sigma, rho=rho, standard_error=flat / math.sqrt(m)),
+        p=_p(_exact(value, expected), n, sigma=sigma, rho=rho, standard_error=aside),
+        p_plain=_p(_exact(value, before), n, sigma=plain_sigma, rho=rho, standard_error=flat / math.sqrt(m)),
         shared=float(weight @ known),
         n=n,
         m=m,
@@ -179,11 +180,17 @@ def _sd(seen: Observations) -> float:
     return float(np.sqrt(residual @ residual / max(len(seen) - 1, 1)))
 
 
+def _exact(first: float, second: float) -> float:
+    """Return the difference of two sums of the same kind, 0 where it is rounding: where nothing varies, rounding would be certain."""
+    return 0.0 if math.isclose(first, second, rel_tol=1e-9, abs_tol=1e-12) else first - second
+
+
 def _p(difference: float, n: int, *, sigma: float, rho: float, standard_error: float) -> float:
-    """Return the alpha at which the two half widths add up to the difference, by bisection on its logarithm."""
+    """Return the alpha at which the joint half width is the difference, by bisection on its logarithm."""
 
     def width(alpha: float) -> float:
-        return sequence_half_width(n, sigma=sigma, rho=rho, alpha=alpha / 2) + normal_half_width(standard_error, alpha=alpha / 2)
+        growing = sequence_half_width(n, sigma=sigma, rho=rho, alpha=alpha / 2)
+        return math.hypot(growing, normal_half_width(standard_error, alpha=alpha / 2))
 
     if abs(difference) <= width(1.0):
         return 1.0

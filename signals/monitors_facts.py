@@ -27,7 +27,7 @@ TURN_COLUMNS: Final = (
     *TURN, "turn_index", "user_key", "origin", "arm", "policy_version", "task_bucket", "language", "started_at", "completions",
     "response_tokens", "calls", "invalid_calls", "edits", "interrupted", "final", "outcome", "outcome_reason",
 )  # fmt: skip
-REWARD_COLUMNS: Final = (*TURN, *COMPONENTS, "reward")
+REWARD_COLUMNS: Final = (*TURN, *COMPONENTS, "reward", "reward_version")
 EVENT_TYPES: Final = ("turn_started", "completion", "tool_call", "test_run", "feedback", "edit_survival")
 PAYLOAD: Final[dict[str, Any]] = {
     "message_chars": pl.Float64, "step": pl.Int64, "prompt_tokens": pl.Float64, "ends_in_question": pl.Boolean, "tool_call_id": pl.String,

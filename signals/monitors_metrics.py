@@ -102,10 +102,10 @@ METRICS: Final[tuple[Metric, ...]] = (
     _rate("interrupted", pl.col("interrupted"), of=_ONE, doc="turns that the user stopped"),
     _size("response_tokens", pl.col("response_tokens"), of=pl.col("completions"), doc="tokens sampled a completion"),
     _size("completions", pl.col("completions"), of=_ANSWERED, doc="completions an answered turn"),
-    _size("session_turns", _ONE, of=pl.col("opens"), doc="turns a session"),
+    _size("session_turns", pl.len().over("session_id"), of=pl.col("opens"), doc="turns a session, counted at its first"),
     _size("entropy", pl.col("nats"), of=pl.col("nat_tokens"), doc="mean -log p of sampled tokens, nats: estimates the entropy a token"),
 )  # fmt: skip
-"""Every metric but the correlation `proxy_truth`. `session_turns` has numerators on turns of denominator 0: it is a ratio of sums."""
+"""Every metric but the correlation `proxy_truth`, which is no ratio of sums."""
 
 MISSING: Final = {
     "refusals": "no event says whether an answer declines the request",
@@ -139,11 +139,11 @@ def prepared(turns: pl.DataFrame) -> pl.DataFrame:
 
 
 def parts(metric: Metric, turns: pl.DataFrame) -> tuple[Floats, Floats]:
-    """Return a metric's numerators and denominators by turn; where either is unknown both are 0."""
-    found = turns.select(
-        pl.lit(metric.top).cast(pl.Float64).alias("top"), pl.lit(metric.bottom).cast(pl.Float64).alias("bottom"), known=pl.lit(value=True)
-    ).with_columns((pl.col("top").is_not_null() & pl.col("bottom").is_not_null()).alias("known"))
-    top, bottom = (found.select(pl.when("known").then(name).otherwise(0.0)).to_series().to_numpy() for name in ("top", "bottom"))
+    """Return a metric's numerators and denominators by turn; where the turn says nothing both are 0."""
+    sides = {"top": metric.top.cast(pl.Float64), "bottom": metric.bottom.cast(pl.Float64)}
+    found = turns.select("turn_id", **sides)
+    known = pl.col("top").is_not_null() & (pl.col("bottom") > 0).fill_null(value=False)
+    top, bottom = (found.select(pl.when(known).then(name).otherwise(0.0)).to_series().to_numpy() for name in sides)
     return top, bottom
 
 
