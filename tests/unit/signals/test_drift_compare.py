@@ -116,12 +116,12 @@ def test_a_fall_by_half_is_found_within_a_thousand_turns_of_unlike_users() -> No
     rng = np.random.default_rng(3)
     found = 0
     for _ in range(20):
-        current = _sample(rng, 1_000, users=60, hard=0.5)
+        current = _sample(rng, 1_000, users=200, hard=0.5)
         worse = Observations(
             numerator=current.numerator * (rng.random(1_000) < 0.5),
             denominator=current.denominator,
             unit=current.unit,
             stratum=current.stratum,
         )
-        found += compare(worse, _sample(rng, 2_000, users=60, hard=0.5), alpha=0.005, tight_at=500).p <= 0.005
+        found += compare(worse, _sample(rng, 2_000, users=200, hard=0.5), alpha=0.005, tight_at=500).p <= 0.005
     assert found >= 18
