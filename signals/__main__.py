@@ -9,12 +9,14 @@ from cyclopts import App, Parameter
 
 from pipelines.terminal import Common, run
 from signals.config import SignalsConfig
+from signals.survival_commands import survival
 
 app = App(name="signals", help="Distil session events into rewards and training samples.")
 explain_app = App(name="explain", help="Show every event, component, weight and rule behind one number.")
 quarantine_app = App(name="quarantine", help="Look at records that are no valid events.")
 app.command(explain_app)
 app.command(quarantine_app)
+app.command(survival)
 
 Flag = Annotated[bool, Parameter(negative="")]
 
