@@ -25,6 +25,7 @@ from pipelines.storage import Home, exclusive
 from pipelines.terminal import progress
 from signals import checks, distil, lake, offsets, spark, stream
 from signals.config import SignalsConfig
+from signals.monitors import after_distil
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -90,6 +91,9 @@ def run(config: SignalsConfig, home: Home, flags: Flags) -> dict[str, Any]:
             read_tombstoned(flags.tombstoned)
             end = stream.prepare(config, home, resume=flags.resume_from_ledger, accept_gap=flags.accept_gap)
         summary = _once(config, home, flags, totals, clock, end) if flags.once else _forever(config, home, flags, totals, clock)
+        if flags.once and summary is not None:
+            with clock.part("monitors"):
+                after_distil(home, config, now=distil.utc_now(), hourly=False)
     clock.seconds["total"] = round(time.monotonic() - begun, 2)
     done = distil.check_outcomes(home)
     checks.quick(home)
@@ -168,6 +172,8 @@ def _forever(config: SignalsConfig, home: Home, flags: Flags, totals: stream.Tot
                     query.awaitTermination()
                 with clock.part("distil"):
                     summary = _distil(running, config, home, flags) or summary
+                with clock.part("monitors"):
+                    after_distil(home, config, now=distil.utc_now(), hourly=True)
                 LOG.info("distilled", extra={"fields": {"rows": totals.rows, "quarantined": totals.quarantined}})
                 _look(home, config)
         finally:
