@@ -16,7 +16,7 @@ explain_app = App(name="explain", help="Show every event, component, weight and 
 quarantine_app = App(name="quarantine", help="Look at records that are no valid events.")
 app.command(explain_app)
 app.command(quarantine_app)
-app.command("signals.drift_commands:app", name="drift", help="Show what a policy does differently, and whether it is the policy or the traffic.")
+app.command("signals.drift_commands:app", name="drift", help="Show what a policy does differently, and whose doing it is.")
 app.command(survival)
 
 Flag = Annotated[bool, Parameter(negative="")]
