@@ -28,7 +28,7 @@ def build(*, zero_stage: int, dtype: str, lr: float, weight_decay: float, grad_c
     """Return the DeepSpeed configuration.
 
     Args:
-        zero_stage: 1 to 3.
+        zero_stage: 0 to 3.
         dtype: fp32 or bf16; with bf16 the optimizer keeps fp32 masters, and gradients accumulate and travel in fp32.
         lr: Learning rate of the first step.
         weight_decay: Decoupled (AdamW).

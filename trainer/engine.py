@@ -149,12 +149,28 @@ class Trainer:
         dist.all_gather_object(everywhere, bad)
         sums: dict[str, float] = dict(zip(SUMS, totals.tolist(), strict=True))
         over = kl_budget is not None and sums["kl"] / max(sums["kept_tokens"], 1.0) > kl_budget
-        if not over:
-            self.engine.step()
-        norm = self.engine.get_global_grad_norm()
-        applied = not over and not getattr(self.engine.optimizer, "overflow", False)
+        norm, finite = self._step(apply=not over)
+        applied = not over and finite
         rows = tuple(sorted({row for part in everywhere for row in part}))
-        return StepFigures(sums=sums, nonfinite_rows=rows, grad_norm=float(norm or 0.0), applied=applied, over_budget=over)
+        return StepFigures(sums=sums, nonfinite_rows=rows, grad_norm=norm, applied=applied, over_budget=over)
+
+    def _step(self, *, apply: bool) -> tuple[float, bool]:
+        """Apply the accumulated gradient unless it is not finite; returns its norm and whether it was finite.
+
+        DeepSpeed's own optimizers skip such a step and say so; the plain one of ZeRO 0 in fp32 would write the NaN into every weight.
+        """
+        optimizer = self.engine.optimizer
+        if hasattr(optimizer, "overflow"):
+            if apply:
+                self.engine.step()
+            return float(self.engine.get_global_grad_norm() or 0.0), not optimizer.overflow
+        gradients = [parameter.grad for parameter in self.engine.module.parameters() if parameter.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        if apply and np.isfinite(norm):
+            self.engine.step()
+        else:
+            self.engine.zero_grad()
+        return norm, bool(np.isfinite(norm))
 
     def _loss_batch(
         self, batch: MicroBatch, rows: Sequence[TrainingRow], theta: torch.Tensor, ref: Sequence[np.ndarray],
