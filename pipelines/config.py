@@ -36,7 +36,12 @@ class KafkaConfig(Section):
     replication: int = Field(default=1, ge=1)
     retention_hours: int = Field(default=168, ge=1)
     max_event_bytes: int = Field(default=1_000_000, ge=1_000)
-    """Larger events are spooled to quarantine with reason `oversized`, never sent."""
+    """Larger events travel as a claim check: a small record that names a file."""
+    max_claim_bytes: int = Field(default=32_000_000, ge=0)
+    """Events larger than this are spooled to quarantine with reason `oversized`, never sent. Four million tokens, packed."""
+    claims: str = ""
+    """Where the files of large events lie: an address that producers can write and the signal stage can read (file://, s3://, hdfs://).
+    Empty means a folder of this deployment, which is enough while both run on one machine."""
     buffer_events: int = Field(default=10_000, ge=1)
     """Events held in memory before the recorder spools to disk."""
     spool_max_bytes: int = Field(default=1_000_000_000, ge=0)

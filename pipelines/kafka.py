@@ -363,6 +363,32 @@ def begin_offsets(config: PipelinesConfig, home: Home, *, topic: str = "") -> di
         return {part.partition: offset for part, offset in consumer.beginning_offsets(partitions).items()}
 
 
+def delete_records(config: PipelinesConfig, home: Home, before: Mapping[int, int]) -> dict[int, int]:
+    """Delete a topic's records up to an offset of each partition, everybody's: Kafka cannot delete single records.
+
+    Args:
+        config: Settings.
+        home: The deployment.
+        before: First offset to keep, by partition.
+
+    Returns:
+        The oldest offset that each partition holds now.
+
+    Raises:
+        BrokerUnavailable: No answer, or no such topic.
+        ConfigError: The cluster does not let us.
+    """
+    settings = client_settings(config, home)
+    _reach(settings["bootstrap_servers"])
+    with boundary(",".join(settings["bootstrap_servers"])):
+        admin = client.KafkaAdminClient(**settings)
+        try:
+            admin.delete_records({TopicPartition(config.kafka.topic, partition): offset for partition, offset in before.items()})
+        finally:
+            admin.close()
+    return begin_offsets(config, home)
+
+
 def consume(
     config: PipelinesConfig, home: Home, *, start: Mapping[int, int] | None = None, topic: str = "", idle_timeout_s: float = 10.0
 ) -> Iterator[Record]:

@@ -19,11 +19,12 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from pipelines import codec
+from pipelines import claims, codec
 from pipelines.config import PipelinesConfig
 from pipelines.errors import Rejected, StageError, StorageFull
 from pipelines.events import Client, Envelope, Event, new_id
@@ -266,10 +267,19 @@ class Recorder:
             line = codec.encode(cleaned.model_copy(update={"client": self._client}))
         except (ValueError, AttributeError, TypeError) as error:  # fields set without validation can hold anything
             return self._reject("invalid_field", b"", type(error).__name__)
-        verdict = codec.decode(line, self._config.kafka.max_event_bytes, now_ms=int(time.time() * 1000))
+        kafka = self._config.kafka
+        verdict = codec.decode(line, max(kafka.max_event_bytes, kafka.max_claim_bytes), now_ms=int(time.time() * 1000))
         if isinstance(verdict, Envelope):
-            return line
+            return line if len(line) <= kafka.max_event_bytes else self._claim(line, verdict.session_id)
         return self._reject(verdict.reason, line, verdict.detail)
+
+    def _claim(self, line: bytes, session_id: str) -> bytes | None:
+        """Write an event too large for a record to a file; returns the record that names it."""
+        try:
+            return claims.encode(claims.put(self._config.kafka, self._home, line, session_id=session_id, now=datetime.now(UTC)))
+        except (StageError, OSError) as error:
+            log.error("large event not written", extra={"fields": {"error": str(error)}})
+            return self._reject("oversized", line, f"{len(line)} bytes, and its file could not be written")
 
     def _reject(self, reason: str, raw: bytes, detail: str) -> None:
         with self._lock:
@@ -312,7 +322,7 @@ class Recorder:
                 if failure is None and segment.acknowledge(index):
                     self._delivered += 1
 
-        verdict = codec.decode(line, self._config.kafka.max_event_bytes)
+        verdict = claims.parse(line) or codec.decode(line, self._config.kafka.max_event_bytes)
         if isinstance(verdict, Rejected) or producer is None:  # a damaged line of an earlier process; our own were judged before
             if isinstance(verdict, Rejected):
                 self._reject(verdict.reason, line, verdict.detail)

@@ -33,6 +33,11 @@ class Home:
         return self.root / "spool"
 
     @property
+    def claims(self) -> Path:
+        """Events too large for a record, one file each, in a folder a day."""
+        return self.root / "claims"
+
+    @property
     def lake(self) -> Path:
         """Delta tables, one folder each."""
         return self.root / "lake"

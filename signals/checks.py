@@ -111,7 +111,7 @@ def totals(home: Home) -> dict[Part, dict[str, int]]:
         own = part(row)
         own["booked"] += row["end"] - row["start"]
         own["end"] = max(own["end"], row["end"])
-    for row in lake.read(home, "removals", columns=["topic", "partition", "rows"]).to_pylist():
+    for row in lake.removals(home):
         part(row)["removed"] += row["rows"]
     for row in lake.read(home, "gaps").to_pylist():
         part(row)["lost"] += row["end"] - row["start"]

@@ -78,6 +78,17 @@ class FollowupsConfig(Section):
 class LakeConfig(Section):
     """Keeping the lake small and clean."""
 
+    keep_events_days: int = Field(default=90, ge=8)
+    """`signals retain` deletes events and quarantined records that arrived longer ago: they hold what people typed. What was distilled
+    from them stays. More than the look-back, so that no session is recomputed from half of its events."""
+    keep_versions_hours: int = Field(default=168, ge=168)
+    """Old table versions are kept this long for time travel and running readers. Less than seven days could delete a file that a reader
+    or an unfinished write still needs, so it is refused."""
+    target_file_mb: int = Field(default=128, ge=1, le=1024)
+    """Size that `signals compact` merges small files to: large enough that listing and opening cost little, small enough to skip by."""
+    spill_mb: int = Field(default=512, ge=64)
+    """Memory that compaction sorts in before it spills to disk."""
+
 
 class MonitorsConfig(Section):
     """Drift and reward-hack monitors."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,8 +26,9 @@ from pipelines.errors import ConfigError, ContractViolation
 from pipelines.storage import Home
 from signals import lake, transforms
 from signals.config import SignalsConfig
+from signals.maintenance import recount
 from signals.rewards import reward_version
-from signals.tables import BUCKET, DAY, TABLES
+from signals.tables import DAY, TABLES
 
 LOG: Final = logging.getLogger(__name__)
 WRITTEN: Final = ("edits", "rewards", "samples", "turns")
@@ -162,7 +163,7 @@ def distil(
         days = sorted(_days(found.turns.select(DAY).union(found.edits.select(DAY))) | _days_before(home, ("turns", "edits"), names))
         turns = _write(spark, home, found, wanted, days, after)
         conflicts = _write_conflicts(spark, home, found.conflicts, wanted, names)
-        lake.replace_days(home, "ledger_counts", _counts(home, days), days)
+        lake.replace_days(home, "ledger_counts", recount(home, days), days)
         after("ledger_counts")
     outcomes = check_outcomes(home, days)
     lake.append(
@@ -235,15 +236,6 @@ def _write_conflicts(spark: SparkSession, home: Home, conflicts: DataFrame, want
         carried = _carried(spark, home, "conflicts", wanted, days)
         _replace(conflicts if carried is None else conflicts.unionByName(carried), home, "conflicts", days)
     return number
-
-
-def _counts(home: Home, days: list[date]) -> list[dict[str, Any]]:
-    keys = ["policy_version", "arm", "origin", "outcome", "outcome_reason", BUCKET, DAY]
-    turns = lake.scan(home, "turns", keys, ds.field(DAY).isin(days))
-    return [
-        {key: row[key] for key in keys} | {"turns": row["outcome_count"]}
-        for row in turns.group_by(keys).aggregate([("outcome", "count")]).to_pylist()
-    ]
 
 
 def check_outcomes(home: Home, days: Iterable[date] | None = None) -> dict[str, int]:

@@ -374,6 +374,19 @@ def frontier(home: Home) -> dict[str, int]:
     return {f"{row['topic']}-{row['partition']}": row["end_max"] for row in grouped.to_pylist()}
 
 
+def removals(home: Home) -> list[dict[str, Any]]:
+    """Return the rows of `removals` that came true: announced first, then carried as a transaction by the delete itself."""
+    rows = read(home, "removals").to_pylist()
+    ids = {(row["table"], row["removal_id"]) for row in rows}
+    done = {(name, own) for name, own in ids if open_table(home, name).transaction_version(removal_transaction(own)) is not None}
+    return [row for row in rows if (row["table"], row["removal_id"]) in done]
+
+
+def removal_transaction(removal_id: str) -> str:
+    """Return the Delta application id of a removal."""
+    return f"removal:{removal_id}"
+
+
 def duckdb_line(home: Home, name: str) -> str:
     """Return a line of Python that opens a table in DuckDB, to paste into a shell.
 

@@ -21,10 +21,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pipelines import claims as claim_files
 from pipelines import kafka
 from pipelines.errors import ConfigError, ContractViolation, StageError
 from pipelines.storage import Home
-from signals import checks, intake, lake, offsets
+from signals import checks, claims, intake, lake, offsets
 from signals.config import SignalsConfig
 
 LOG: Final = logging.getLogger(__name__)
@@ -100,11 +101,13 @@ class Sink:
         starts, ends = offsets.planned_starts(self.checkpoint, batch, topic), offsets.planned_ends(self.checkpoint, batch, topic)
         if all(ends[partition] == starts.get(partition, 0) for partition in ends):
             return
-        judged = intake.judged(
-            records, max_bytes=self.config.kafka.max_event_bytes, future_ms=int(self.config.signals.future_allowance_s * 1000)
-        ).persist()
+        judged = self._judged(records, self.config.kafka.max_event_bytes).persist()
         try:
-            rows = self._count(judged, batch, starts=starts, ends=ends)
+            rows, claimed = self._count(judged, batch, starts=starts, ends=ends)
+            if claimed:
+                small, judged = judged, self._with_claims(records.sparkSession, judged).persist()
+                small.unpersist()
+                rows, _ = self._count(judged, batch, starts=starts, ends=ends)
             identity = offsets.transaction_id(stream)
             # 1. Events, 2. quarantine: skipped by Delta when (stream, batch) was committed before.
             self._commit(intake.accepted(judged), "events", identity, batch)
@@ -121,20 +124,39 @@ class Sink:
         self.totals.rows += sum(row["kept"] for row in rows)
         self.totals.quarantined += sum(row["quarantined"] for row in rows)
 
+    def _judged(self, records: DataFrame, max_bytes: int) -> DataFrame:
+        return intake.judged(records, max_bytes=max_bytes, future_ms=int(self.config.signals.future_allowance_s * 1000))
+
+    def _with_claims(self, spark: SparkSession, judged: DataFrame) -> DataFrame:
+        """Put events that lie in files in the place of the records that name them."""
+        claim = claims.is_claim("raw") & F.col("reason").isNotNull()
+        columns = ("topic", "partition", "offset")
+        records = judged.where(claim).select("key", F.col("raw").alias("value"), *columns, F.col("arrived_at").alias("timestamp"))
+        whole, lost = claims.redeem(spark, records, root=claim_files.root(self.config.kafka, self.home))
+        found = judged.where(~claim).unionByName(self._judged(whole, self.config.kafka.max_claim_bytes))
+        for fault, frame in lost.items():
+            found = found.unionByName(self._judged(frame, self.config.kafka.max_event_bytes).withColumn("reason", F.lit(fault)))
+        return found
+
     def _commit(self, frame: DataFrame, name: str, identity: str, batch: int) -> None:
         writer = frame.write.format("delta").mode("append").option("txnAppId", identity).option("txnVersion", str(batch))
         writer.option("mergeSchema", "true").save(str(lake.path(self.home, name)))
         self.after(name)
 
-    def _count(self, judged: DataFrame, batch: int, *, starts: Mapping[int, int], ends: Mapping[int, int]) -> list[dict[str, Any]]:
-        """Return one ledger row a partition.
+    def _count(
+        self, judged: DataFrame, batch: int, *, starts: Mapping[int, int], ends: Mapping[int, int]
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Return one ledger row a partition, and how many records are claims for a file.
 
         Raises:
             ContractViolation: Rows are missing from the batch, or came twice.
         """
         is_event = F.col("reason").isNull()
         counted = judged.groupBy("partition").agg(
-            F.count_if(is_event).alias("kept"), F.count_if(~is_event).alias("quarantined"), F.count_distinct("offset").alias("distinct")
+            F.count_if(is_event).alias("kept"),
+            F.count_if(~is_event).alias("quarantined"),
+            F.count_distinct("offset").alias("distinct"),
+            F.count_if(~is_event & claims.is_claim("raw")).alias("claims"),
         )
         found = {row["partition"]: row for row in counted.collect()}
         rows: list[dict[str, Any]] = []
@@ -152,7 +174,7 @@ class Sink:
                 "topic": self.config.kafka.topic, "partition": partition, "start": start, "end": end, "kept": kept, "quarantined": refused,
                 "committed_at": datetime.now(UTC),
             })  # fmt: skip
-        return rows
+        return rows, sum(row["claims"] for row in found.values())
 
 
 def prepare(config: SignalsConfig, home: Home, *, resume: bool, accept_gap: bool) -> offsets.Position:

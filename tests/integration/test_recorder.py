@@ -119,7 +119,8 @@ def test_an_event_on_disk_survives_kill_9_of_the_recording_process(home: Home, k
 
 
 def test_oversized_malformed_and_future_events_go_to_quarantine_and_are_counted(home: Home, kafka_config: KafkaConfig) -> None:
-    config = PipelinesConfig(kafka=kafka_config.model_copy(update={"max_event_bytes": 2_000}), privacy=PrivacyConfig(keep_text=True))
+    limits = {"max_event_bytes": 2_000, "max_claim_bytes": 0}
+    config = PipelinesConfig(kafka=kafka_config.model_copy(update=limits), privacy=PrivacyConfig(keep_text=True))
     kafka.ensure_topics(config, home)
     far = feedback(at_ms=int(time.time() * 1000) + 10 * 3_600_000)
     broken = feedback().model_copy(update={"session_id": 7})

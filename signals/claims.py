@@ -1,0 +1,70 @@
+"""Large events that travel as a claim check, read back in bulk: the record is replaced by the file it names.
+
+Native Spark: files are read as binary, hashed, and joined to the records by the hash, so a file that was altered joins nothing.
+
+Takes: records of a batch that are claims. Gives: the same records with the event's bytes as value, and a fault where there are none.
+Leaves out: what a claim is and who writes it (`pipelines/claims.py`), what the event is worth (`intake.py`).
+"""
+
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from pipelines import claims
+
+MISSING: Final = "claim_missing"
+MISMATCH: Final = "claim_mismatch"
+FOREIGN: Final = "claim_foreign"
+FAULTS: Final = (MISSING, MISMATCH, FOREIGN)
+"""The file is gone; its bytes are others; it lies outside the configured folder, where a record must not make us read."""
+
+
+def is_claim(value: str) -> Column:
+    """Return whether a record's value is a claim."""
+    return F.substring(F.col(value), 1, len(claims.MARK)) == F.lit(claims.MARK)
+
+
+def hadoop_uri(uri: str) -> str:
+    """Return the address as Spark's file systems know it."""
+    return f"s3a://{uri.removeprefix('s3://')}" if uri.startswith("s3://") else uri
+
+
+def redeem(spark: SparkSession, records: DataFrame, *, root: str) -> tuple[DataFrame, dict[str, DataFrame]]:
+    """Replace claims by what they name.
+
+    Args:
+        spark: The session.
+        records: Records that are claims: `key`, `value`, `topic`, `partition`, `offset`, `timestamp`.
+        root: The address all files must be under.
+
+    Returns:
+        The records whose event was found, with its bytes as `value`; and by fault those that have none, unchanged.
+    """
+    text = F.col("value").cast("string")
+    named = records.withColumns({"_uri": F.get_json_object(text, "$.claim.uri"), "_sha": F.get_json_object(text, "$.claim.sha256")})
+    named = named.localCheckpoint()
+    addresses = sorted(row["_uri"] or "" for row in named.select("_uri").distinct().collect())
+    allowed = [uri for uri in addresses if uri.startswith(f"{root}/") and ".." not in urlsplit(uri).path.split("/")]
+    present = [uri for uri in allowed if _exists(spark, hadoop_uri(uri))]
+    columns = records.columns
+    if not present:
+        whole = records.limit(0)
+        lost = named.withColumn("_content", F.lit(None).cast("binary"))
+    else:
+        files = spark.read.format("binaryFile").load([hadoop_uri(uri) for uri in present])
+        hashed = files.select(F.sha2("content", 256).alias("_sha"), F.col("content").alias("_content")).dropDuplicates(["_sha"])
+        joined = named.join(hashed, "_sha", "left").localCheckpoint()
+        whole = joined.where("_content IS NOT NULL").withColumn("value", F.col("_content")).select(*columns)
+        lost = joined.where("_content IS NULL")
+    known = F.coalesce(F.col("_uri").isin(present), F.lit(False)) if present else F.lit(False)
+    permitted = F.coalesce(F.col("_uri").isin(allowed), F.lit(False)) if allowed else F.lit(False)
+    fault = F.when(~permitted, FOREIGN).when(~known, MISSING).otherwise(MISMATCH)
+    return whole, {name: lost.where(fault == name).select(*columns) for name in FAULTS}
+
+
+def _exists(spark: SparkSession, uri: str) -> bool:
+    session: Any = spark
+    path = session.sparkContext._jvm.org.apache.hadoop.fs.Path(uri)
+    return bool(path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()).exists(path))
