@@ -50,7 +50,9 @@ class Client(Payload):
     """Who recorded the event."""
 
     name: str
+    """Program that recorded it: gateway, tracker, an importer's name."""
     version: str = "0"
+    """Its version."""
 
 
 class SessionStartedPayload(Payload):
@@ -71,20 +73,26 @@ class SessionEndedPayload(Payload):
     """The session is over; what is still open can be decided."""
 
     reason: Literal["done", "abandoned", "idle"]
+    """done: the user finished; abandoned: left in the middle; idle: nothing happened for long."""
 
 
 class TurnStartedPayload(Payload):
     """A user message that opens a turn."""
 
     turn_index: int = Field(ge=0)
+    """Position in the session, from 0."""
     message: str | None = None
     """Redacted text; None without consent."""
     message_chars: int = Field(ge=0)
+    """Length of the message before redaction, characters."""
     language: str | None = None
     """ISO 639-1, None when unknown."""
     stack_traces: int = 0
+    """Stack traces pasted into the message."""
     diffs: int = 0
+    """Diffs pasted into the message."""
     images: int = 0
+    """Images attached."""
     reply_delay_ms: int | None = None
     """Time since the previous turn's last completion; None on the first turn."""
     edit_expected: float | None = Field(default=None, ge=0, le=1)
@@ -95,27 +103,39 @@ class CompletionPayload(Payload):
     """Tokens sampled in one request, exactly as sampled."""
 
     completion_id: str
+    """Identity of the request, unique in the session."""
     step: int = Field(default=0, ge=0)
     """Position of this completion inside its turn."""
     model: str = ""
+    """Name of the model as the provider gives it; empty when unknown."""
     prompt_ids: str | None = None
     """Packed int32; None where the provider gives no token ids."""
     response_ids: str | None = None
+    """Packed int32, as sampled, end token included; None where the provider gives no token ids."""
     behaviour_logprobs: str | None = None
     """Packed float32, nats, at logits / temperature, one per response id."""
     temperature: float | None = None
+    """Sampling temperature; None when unknown."""
     top_p: float | None = None
+    """Nucleus share, 1 or None: the whole vocabulary."""
     top_k: int | None = None
     """0 or None: the whole vocabulary."""
     tokenizer_sha: str | None = None
+    """sha256 of the tokenizer's files; None when unknown."""
     template_sha: str | None = None
+    """sha256 of the chat template; None when unknown."""
     finish_reason: str | None = None
     """stop, length, tool_calls, error."""
     ttft_ms: float | None = None
+    """Time to the first token, ms; None when unknown."""
     duration_ms: float | None = None
+    """Time from request to last token, ms, tools excluded; None when unknown."""
     prompt_tokens: int = 0
+    """Tokens of the prompt, cached ones included."""
     response_tokens: int = 0
+    """Tokens sampled."""
     cached_tokens: int = 0
+    """Prompt tokens that the engine had cached."""
     capture_error: str | None = None
     """Why this completion cannot be trained on; None when the capture is complete."""
     ends_in_question: bool | None = None
@@ -130,9 +150,13 @@ class ToolCallPayload(Payload):
     """The policy called a tool, well or badly formed."""
 
     tool_call_id: str
+    """Identity of the call, unique in the session."""
     completion_id: str | None = None
+    """Completion that made it; None when unknown."""
     name: str
+    """Name of the tool as the policy wrote it."""
     arguments_valid: bool
+    """Whether the tool exists and its arguments fit its schema."""
     arguments_hash: str | None = None
     """Keyed hash of the arguments, to see repeats."""
     parallel_group: int | None = None
@@ -152,22 +176,34 @@ class ToolResultPayload(Payload):
     """A tool answered, or could not."""
 
     tool_call_id: str
+    """The call that is answered."""
     result_class: ResultClass
+    """How it ended."""
     duration_ms: float | None = None
+    """Run time of the tool, ms; None when unknown."""
     exit_code: int | None = None
+    """Exit code of a command; None for other tools."""
     output_bytes: int | None = None
+    """Size of the output, bytes; None when unknown."""
 
 
 class EditProposedPayload(Payload):
     """A tool call changed a file, or asked to."""
 
     edit_id: str
+    """Identity of the edit, unique in the session."""
     tool_call_id: str | None = None
+    """Call that made it; None when it came without one."""
     path_hash: str
+    """Keyed hash of the path."""
     lines_added: int = 0
+    """Lines added."""
     lines_removed: int = 0
+    """Lines removed."""
     chars_added: int = 0
+    """Characters added."""
     chars_removed: int = 0
+    """Characters removed."""
     sketch: str | None = None
     """Packed int32 pairs (hash, count) of the added text's character 4-grams; None when not taken."""
 
@@ -176,17 +212,24 @@ class EditDecidedPayload(Payload):
     """What the user did with an edit at once."""
 
     edit_id: str
+    """The edit decided on."""
     decision: Literal["accepted", "rejected", "partly", "undone"]
+    """What the user did; partly: kept some of it."""
 
 
 class EditSurvivalPayload(Payload):
     """How much of an edit still stands `horizon_s` after it was made."""
 
     edit_id: str
+    """The edit measured."""
     horizon_s: int = Field(ge=0)
+    """Time since the edit, seconds."""
     survival_four_gram: float = Field(ge=0, le=1)
+    """Similarity of the edit's text and the text now in its place, in [0, 1]."""
     survival_no_revert: float = Field(ge=0, le=1)
+    """Share that was not taken back, in [0, 1]."""
     branch_changed: bool = False
+    """Whether another branch is checked out, so that the measurement says nothing."""
     milestone: Literal["commit"] | None = None
     """The event at which it was measured where that is no fixed horizon; None at a horizon."""
     estimated: bool = False
@@ -197,21 +240,27 @@ class FeedbackPayload(Payload):
     """A person said what they thought."""
 
     source: str
+    """Where it was given: thumb, survey, or a client's own word."""
     score: float = Field(ge=-1, le=1)
+    """From -1 (bad) to 1 (good)."""
 
 
 class InterruptedPayload(Payload):
     """Something was stopped before it was done."""
 
     by: Literal["user", "policy", "system"]
+    """Who stopped it."""
     target: str = "turn"
+    """What was stopped: turn, or a tool's name."""
 
 
 class LintDeltaPayload(Payload):
     """Lint issues before and after the turn's edits."""
 
     issues_before: int
+    """Issues before the turn's edits."""
     issues_after: int
+    """Issues after them."""
     rules_checked: int | None = Field(default=None, ge=0)
     """Project rules that were checked on the turn's edits; None when none were."""
     rules_broken: int | None = Field(default=None, ge=0)
@@ -222,19 +271,28 @@ class TestRunPayload(Payload):
     """Tests before and after the turn's edits."""
 
     passed_before: int | None = None
+    """Tests passed before the turn's edits; None when not run."""
     failed_before: int | None = None
+    """Tests failed before; None when not run."""
     passed_after: int
+    """Tests passed after."""
     failed_after: int
+    """Tests failed after."""
 
 
 class EvaluationPayload(Payload):
     """A label from elsewhere, often late (OpenTelemetry `gen_ai.evaluation.result`)."""
 
     name: str
+    """Name of the evaluation."""
     score_value: float | None = None
+    """Its number, in its own scale; None without one."""
     score_label: str | None = None
+    """Its word; None without one."""
     explanation: str | None = None
+    """Its reason, redacted; None without one or without consent."""
     response_id: str | None = None
+    """Completion it is about; None when it is about the turn."""
 
 
 class Envelope(BaseModel):
@@ -245,7 +303,9 @@ class Envelope(BaseModel):
     event_id: str = Field(min_length=1, max_length=64)
     """UUIDv7; the same event sent twice has the same id."""
     schema_version: int = SCHEMA_VERSION
+    """Version of this contract."""
     session_id: str = Field(min_length=1, max_length=128)
+    """The session; key of the Kafka record."""
     turn_id: str | None = Field(default=None, max_length=128)
     """None on session_started and session_ended."""
     occurred_at_ms: int = Field(ge=0)
@@ -253,6 +313,7 @@ class Envelope(BaseModel):
     recorded_at_ms: int = Field(ge=0)
     """Recorder clock, UTC epoch milliseconds."""
     origin: Origin
+    """Who was on the other side: a person, a simulated user, a benchmark task, or a foreign transcript."""
     policy_version: int | None = None
     """Monotonic id of the policy that served the turn; None for foreign policies."""
     arm: str = "serving"
@@ -260,7 +321,9 @@ class Envelope(BaseModel):
     user_key: str
     """Keyed hash of the user."""
     consent: Consent = "measure"
+    """What the user allows: training, measuring only, or neither (text is not kept then)."""
     client: Client
+    """Who recorded it."""
 
 
 class SessionStarted(Envelope):
