@@ -139,7 +139,9 @@ def run(home: Home, config: SignalsConfig, *, now: datetime, since: datetime | N
         ContractViolation: A table is damaged.
         StorageFull: No space left.
     """
-    lake.create_missing(home)
+    if not lake.exists(home, "turns"):
+        return Drift(rows=[], latest=summary([], now=now))
+    lake.create_missing(home)  # a lake of an earlier release has no table `drift`
     start = floor_hour(since or _resume(home, config, now))
     found = examine(home, config, now=now, since=start)
     _replace(home, found.rows, start)
@@ -159,13 +161,10 @@ def _replace(home: Home, rows: Sequence[Row], start: datetime) -> None:
     fresh = pa.Table.from_pylist([dict(row) for row in rows], schema=lake.nullable(DRIFT.schema))
     if lake.read(home, "drift", filters=[("window_start", ">=", start)]).sort_by(_ORDER).equals(fresh.sort_by(_ORDER)):
         return
+    # As text: a TIMESTAMP literal has nanoseconds, which Delta's reader does not compare with its microseconds.
+    predicate = f"window_start >= '{start:%Y-%m-%dT%H:%M:%S}Z'"
     with lake.boundary(lake.path(home, "drift")):
-        write_deltalake(
-            lake.open_table(home, "drift"),
-            fresh,
-            mode="overwrite",
-            predicate=f"window_start >= TIMESTAMP '{start:%Y-%m-%d %H:%M:%S}+00:00'",
-        )
+        write_deltalake(lake.open_table(home, "drift"), fresh, mode="overwrite", predicate=predicate)
 
 
 _ORDER: Final = [("window_start", "ascending"), ("policy_version", "ascending"), ("metric", "ascending"), ("kind", "ascending")]

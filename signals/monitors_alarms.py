@@ -3,7 +3,8 @@
 The gateway's `/metrics`, `tidegate status` and `tidegate doctor` read this file instead of the table `drift`: no engine, no table
 reader, a few kilobytes.
 
-Takes: rows of the table `drift`. Gives: run/drift.json and what it says. Leaves out: how rows come about (`monitors.py`).
+Takes: rows of the table `drift`. Gives: run/drift.json, what it says, and it as Prometheus metrics. Leaves out: how rows come about
+(`monitors.py`).
 """
 
 import json
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
 
+from pipelines.metrics import Registry
 from pipelines.storage import Home, write_atomic
 
 FILE: Final = "drift.json"
@@ -113,3 +115,45 @@ def latest(home: Home) -> Latest | None:
         return Latest(**{**found, "computed_at": datetime.fromisoformat(found["computed_at"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+class Meters:
+    """The monitors' metrics, each declared here once. `metric` has the values of `monitors_metrics.NAMES`: some forty, never an id."""
+
+    def __init__(self) -> None:
+        self.registry: Final = Registry()
+        of = self.registry
+        self.alarm = of.gauge(
+            "tidegate_drift_alarm", "1 while a metric of a serving policy alarms, by whose doing it is.", ["metric", "cause"]
+        )
+        self.value = of.gauge("tidegate_drift_value", "The newest policy's figure.", ["metric"])
+        self.expected = of.gauge("tidegate_drift_expected", "What its reference would have on the same traffic.", ["metric"])
+        self.effect = of.gauge("tidegate_drift_effect_sd", "Value less expected, in standard deviations of the reference.", ["metric"])
+        self.observations = of.gauge("tidegate_drift_observations", "Observations behind the newest policy's figure.", ["metric"])
+        self.version = of.gauge("tidegate_drift_policy_version", "The newest policy version that the monitors looked at.")
+        self.reference = of.gauge("tidegate_drift_reference_version", "The policy version it is compared with.")
+        self.computed = of.gauge("tidegate_drift_computed_timestamp_seconds", "When the monitors last looked, Unix time.")
+
+    def set(self, found: Latest) -> None:
+        """Take over the newest look."""
+        self.computed.set(found.computed_at.timestamp())
+        for row in found.figures:
+            name = row["metric"]
+            self.version.set(row["policy_version"])
+            for cause in ("policy", "traffic"):
+                self.alarm.set(0, metric=name, cause=cause)
+            if row["reference_version"] is not None:
+                self.reference.set(row["reference_version"])
+            for gauge, key in ((self.value, "value"), (self.expected, "expected"), (self.effect, "effect"), (self.observations, "n")):
+                if row[key] is not None:
+                    gauge.set(row[key], metric=name)
+        for row in found.alarms:
+            self.alarm.set(1, metric=row["metric"], cause=row["cause"])
+
+
+def metrics_text(home: Home) -> str:
+    """Return the newest look in the Prometheus text format; names without samples before the first."""
+    meters, found = Meters(), latest(home)
+    if found is not None:
+        meters.set(found)
+    return meters.registry.render()

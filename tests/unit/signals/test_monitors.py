@@ -248,11 +248,12 @@ def test_the_newest_look_survives_the_file_and_a_broken_file_is_no_look(tmp_path
     assert monitors.latest(home) is None
 
 
-def test_an_empty_lake_has_nothing_to_say_and_the_table_is_there(tmp_path: Path) -> None:
+def test_without_a_lake_there_is_nothing_to_say_and_an_empty_one_stays_as_it_is(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    found = monitors.run(home, CONFIG, now=HOUR)
-    assert (found.rows, found.latest.state) == ([], "unknown")
-    assert lake.exists(home, "drift")
+    assert monitors.run(home, CONFIG, now=HOUR).latest.state == "unknown"
+    assert not home.lake.exists()
+    lake.create_missing(home)
+    assert monitors.run(home, CONFIG, now=HOUR).rows == []
     monitors.after_distil(home, CONFIG, now=HOUR, hourly=True)
     assert lake.open_table(home, "drift").version() == 0
 
