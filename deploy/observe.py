@@ -21,6 +21,8 @@ from deploy.serving.keys import load_keys
 from pipelines.config import PipelinesConfig, digest
 from pipelines.storage import Home
 from pipelines.terminal import Common, run
+from signals import monitors_alarms
+from signals.monitors_alarms import Latest
 
 HTTP_TIMEOUT_S: Final = 2.0
 
@@ -171,6 +173,11 @@ def kept_edits(home: Home) -> list[KeptEdits]:
         KeptEdits(policy_version=version, kept=kept[version], decided=decided[version])
         for version in sorted(decided, key=lambda v: (v is None, v or 0))
     ]
+
+
+def drift(home: Home) -> Latest | None:
+    """Return what the monitors last saw, None before their first look."""
+    return monitors_alarms.latest(home)
 
 
 app = App(name="observe", help="Print the topic's end offsets.")

@@ -101,12 +101,22 @@ class Identity:
 class Gateway:
     """The HTTP side. Lives in the fleet's event loop."""
 
-    def __init__(self, fleet: Fleet, recorder: Records, *, identity: Identity, config: ServingConfig) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        recorder: Records,
+        *,
+        identity: Identity,
+        config: ServingConfig,
+        more_metrics: Callable[[], str] = str,
+    ) -> None:
+        """Args say who asks and what answers; `more_metrics` returns Prometheus text of other parts, shown behind our own."""
         self._fleet = fleet
         self._recorder = recorder
         self._identity = identity
         self._config = config
         self._meters = Meters()
+        self._more_metrics = more_metrics
 
     def app(self) -> Starlette:
         """Return the HTTP application."""
@@ -215,7 +225,8 @@ class Gateway:
     async def metrics(self, _request: Request) -> Response:
         """Return the metrics."""
         self._meters.refresh(self._fleet, self._recorder.counts())
-        return PlainTextResponse(self._meters.registry.render(), headers={"Content-Type": CONTENT_TYPE})
+        text = self._meters.registry.render() + self._more_metrics()
+        return PlainTextResponse(text, headers={"Content-Type": CONTENT_TYPE})
 
     async def status(self, request: Request) -> Response:
         """Return replicas, refusals and event counts."""

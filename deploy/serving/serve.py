@@ -89,7 +89,8 @@ async def serve(
                 return
             listener.listen(1024)
             url = f"http://{serving.host}:{listener.getsockname()[1]}"
-            app = Gateway(fleet, recorder, identity=identity, config=serving).app()
+            gateway = Gateway(fleet, recorder, identity=identity, config=serving, more_metrics=lambda: metrics_text(home))
+            app = gateway.app()
             if state:
                 write_atomic(state, json.dumps({"url": url, "pid": os.getpid()}).encode())
             announce(url)
