@@ -110,7 +110,7 @@ class Gateway:
         config: ServingConfig,
         more_metrics: Callable[[], str] = str,
     ) -> None:
-        """Args say who asks and what answers; `more_metrics` returns Prometheus text of other parts, shown behind our own."""
+        """Take the engines, where events go, and what `/metrics` shows of other parts behind our own (Prometheus text)."""
         self._fleet = fleet
         self._recorder = recorder
         self._identity = identity

@@ -27,6 +27,7 @@ from pipelines.events import Client
 from pipelines.recorder import Recorder
 from pipelines.redaction import hasher
 from pipelines.storage import Home, write_atomic
+from signals.monitors_alarms import metrics_text
 from trainer.candidates import checkpoint_id
 
 STATE: Final = "gateway.json"
