@@ -18,6 +18,16 @@ app.command(explain_app)
 app.command(quarantine_app)
 app.command("signals.drift_commands:app", name="drift", help="Show what a policy does differently, and whose doing it is.")
 app.command(survival)
+for _name, _line in (
+    ("check", "Check that every Kafka offset that was read is in the lake exactly once."),
+    ("compact", "Merge the small files of days that are over."),
+    ("retain", "Delete events past their age and files of old table versions."),
+    ("backfill", "Compute past rewards under other settings, beside the trained ones."),
+    ("forget", "Remove one user everywhere."),
+    ("dictionary", "Print every table and column with type, unit and meaning."),
+):
+    app.command(f"signals.maintenance_commands:{_name}", name=_name, help=_line)
+quarantine_app.command("signals.maintenance_commands:replay", name="replay", help="Judge the records again, as after an upgrade.")
 
 Flag = Annotated[bool, Parameter(negative="")]
 

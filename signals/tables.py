@@ -200,6 +200,18 @@ REWARDS: Final = Table(
     ),
     partition_by=(DAY,),
 )
+BACKFILL: Final = Table(
+    name="rewards_backfill",
+    row="one turn's reward under other settings, computed by signals backfill; never trained on",
+    schema=pa.schema(
+        [
+            _field("backfill", pa.string(), "name of the side version; the partition that is written together"),
+            _field("computed_at", INSTANT, "when it was computed, and the instant that windows were closed against"),
+            *REWARDS.schema,
+        ]
+    ),
+    partition_by=("backfill", DAY),
+)
 SAMPLES_TABLE: Final = Table(
     name="samples",
     row="one completion with its turn's reward; see signals/samples.py",
@@ -270,5 +282,20 @@ DRIFT: Final = Table(
 
 TABLES: Final[dict[str, Table]] = {
     table.name: table
-    for table in (EVENTS, QUARANTINE, OFFSETS, GAPS, REMOVALS, CONFLICTS, TURNS, EDITS, REWARDS, SAMPLES_TABLE, COUNTS, DISTILLED, DRIFT)
+    for table in (
+        EVENTS,
+        QUARANTINE,
+        OFFSETS,
+        GAPS,
+        REMOVALS,
+        CONFLICTS,
+        TURNS,
+        EDITS,
+        REWARDS,
+        BACKFILL,
+        SAMPLES_TABLE,
+        COUNTS,
+        DISTILLED,
+        DRIFT,
+    )
 }

@@ -3,18 +3,21 @@
 import shlex
 import subprocess
 import sys
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 
 import duckdb
 import polars
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
-from pipelines.errors import ContractViolation
+from pipelines.errors import ConfigError, ContractViolation
 from pipelines.storage import Home
 from signals import lake
 from signals.samples import SAMPLES
 from signals.tables import BUCKET, DAY
+from tests.support.lakes import NOW, event_row, fitted, turn_row
 
 MONDAY, TUESDAY = date(2026, 3, 2), date(2026, 3, 3)
 
@@ -76,3 +79,126 @@ def test_an_unknown_table_or_version_is_one_sentence(home: Home) -> None:
         lake.read(home, "turns", as_of=99)
     with pytest.raises(ContractViolation, match="signals run --once"):
         lake.open_table(Home(home.root / "elsewhere"), "turns")
+
+
+# Readers ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Home:
+    """Turns and rewards of three policies on three days, the last day written twice."""
+    made = Home(tmp_path)
+    lake.create_missing(made)
+    rows = [turn_row(f"s{n}", user=f"u{n % 2}", days_ago=n % 3, policy=1 + n % 3, reward=n / 10) for n in range(9)]
+    days = sorted({row["date"] for row in rows})
+    for name in ("turns", "rewards"):
+        lake.replace_days(made, name, fitted(name, rows), days)
+    late = [row | {"outcome": "no_evidence", "reward": None} for row in rows if row["date"] == NOW.date()]
+    for name in ("turns", "rewards"):
+        lake.replace_days(made, name, fitted(name, late), [NOW.date()])
+    return made
+
+
+def test_turns_are_chosen_by_day_policy_and_column(filled: Home) -> None:
+    today = NOW.date()
+    rows = lake.turns(filled, today - timedelta(days=1), today, columns=["turn_id", "policy_version"])
+    assert rows.column_names == ["turn_id", "policy_version"]
+    assert sorted(rows["turn_id"].to_pylist()) == ["s1-t", "s4-t", "s7-t"]
+    assert sorted(lake.turns(filled, policy_version=[1, 3])["session_id"].to_pylist()) == ["s0", "s2", "s3", "s5", "s6", "s8"]
+    assert lake.turns(filled, today, policy_version=2).num_rows == 0
+    assert lake.rewards(filled, end=today - timedelta(days=1), columns=["reward"])["reward"].to_pylist() == [0.2, 0.5, 0.8]
+    assert lake.edits(filled, today).num_rows == 0
+
+
+def test_only_files_of_the_days_asked_for_are_opened(filled: Home) -> None:
+    """A day outside the range could be gone from disk altogether."""
+    for path in lake.path(filled, "turns").glob(f"date={NOW.date() - timedelta(days=2)}/*.parquet"):
+        path.unlink()
+    assert lake.turns(filled, NOW.date() - timedelta(days=1)).num_rows == 6
+    with pytest.raises(ContractViolation, match="cannot be read"):
+        lake.turns(filled)
+
+
+def test_an_earlier_version_reads_as_it_was(filled: Home) -> None:
+    assert sorted(set(lake.turns(filled)["outcome"].to_pylist())) == ["no_evidence", "scored"]
+    assert set(lake.turns(filled, as_of=1)["outcome"].to_pylist()) == {"scored"}
+
+
+def test_sessions_are_summed_up_by_id(filled: Home) -> None:
+    rows = lake.sessions(filled, ["s1", "s0", "nobody"]).to_pylist()
+    assert [(row["session_id"], row["turns"], row["scored"], row["reward"]) for row in rows] == [("s0", 1, 0, None), ("s1", 1, 1, 0.1)]
+    assert lake.sessions(filled).num_rows == 9
+
+
+def test_instants_where_days_are_meant_and_unknown_columns_are_refused(filled: Home) -> None:
+    with pytest.raises(ConfigError, match="whole UTC days"):
+        lake.turns(filled, NOW)
+    with pytest.raises(ContractViolation, match="has no column rewrad; it has session_id"):
+        lake.rewards(filled, columns=["rewrad"])
+    with pytest.raises(ContractViolation, match="no operator"):
+        lake.read(filled, "turns", filters=[("final", "~", True)])
+
+
+def test_polars_and_duckdb_read_a_table_lazily_and_pandas_whole(filled: Home) -> None:
+    turns = lake.dataset(filled, "turns")
+    lazily = polars.scan_pyarrow_dataset(turns).filter(polars.col("policy_version") == 2).select("turn_id").collect()
+    assert sorted(lazily["turn_id"].to_list()) == ["s1-t", "s4-t", "s7-t"]
+    found = duckdb.sql("SELECT policy_version, count(*) FROM turns WHERE outcome = 'scored' GROUP BY ALL ORDER BY ALL").fetchall()
+    assert found == [(2, 3), (3, 3)]
+    frame = lake.rewards(filled).to_pandas()
+    assert frame.groupby("policy_version")["reward"].mean().round(3).dropna().to_dict() == {2: 0.4, 3: 0.5}
+
+
+# Tables of earlier releases ---------------------------------------------------------------------------------------------
+
+
+def older(home: Home, name: str, *, without: set[str], rows: list[dict[str, object]]) -> None:
+    """Write a table as a release wrote it that did not have some columns yet (`a.b`: a field inside a struct)."""
+
+    def cut(fields: list[pa.Field], prefix: str = "") -> list[pa.Field]:
+        kept = [field for field in fields if prefix + field.name not in without]
+        return [
+            pa.field(f.name, pa.struct(cut(list(f.type), f"{prefix}{f.name}."))) if pa.types.is_struct(f.type) else pa.field(f.name, f.type)
+            for f in kept
+        ]
+
+    schema = pa.schema(cut(list(lake.TABLES[name].schema)))
+    table = DeltaTable.create(lake.path(home, name), schema=schema, partition_by=list(lake.TABLES[name].partition_by) or None)
+    write_deltalake(table, pa.Table.from_pylist(rows, schema=schema), mode="append")
+
+
+def test_columns_added_later_are_null_in_old_rows_and_filled_in_new_ones(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    row = fitted("turns", [turn_row("old")])[0]
+    older(home, "turns", without={"late", "interrupted"}, rows=[row])
+    assert lake.turns(home)["late"].to_pylist() == [None], "also before the table is brought up to date"
+    lake.create_missing(home)
+    lake.append(home, "turns", fitted("turns", [turn_row("new", late=3)]))
+    assert sorted((item["session_id"], item["late"]) for item in lake.turns(home).to_pylist()) == [("new", 3), ("old", None)]
+    version = lake.versions(home)["turns"]
+    lake.create_missing(home)
+    assert lake.versions(home)["turns"] == version, "a table that is up to date is left alone"
+
+
+def test_fields_added_inside_a_payload_are_null_in_old_events(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    old = event_row(0, session="old", payload={"message": "hi"})
+    older(home, "events", without={"payload.capture_error", "fingerprint"}, rows=[old])
+    assert lake.events(home)["payload"].to_pylist()[0]["capture_error"] is None
+    lake.create_missing(home)
+    lake.append(home, "events", [event_row(1, session="new", payload={"capture_error": "cut"})])
+    found = {row["session_id"]: row["payload"] for row in lake.events(home).to_pylist()}
+    assert (found["old"]["message"], found["old"]["capture_error"], found["new"]["capture_error"]) == ("hi", None, "cut")
+
+
+def test_a_table_laid_out_by_an_earlier_release_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    DeltaTable.create(lake.path(home, "turns"), schema=lake.nullable(lake.TABLES["turns"].schema), partition_by=[BUCKET])
+    with pytest.raises(ContractViolation, match="--once --everything"):
+        lake.create_missing(home)
+
+
+def test_no_table_needs_deletion_vectors_or_column_mapping(filled: Home) -> None:
+    for name in lake.TABLES:
+        protocol = lake.open_table(filled, name).protocol()
+        assert (protocol.min_reader_version, protocol.reader_features) == (1, None), name
