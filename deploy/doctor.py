@@ -57,6 +57,8 @@ DISK_WARN_BYTES: Final = 10_000_000_000
 """A demo writes about 3 GB: two checkpoints, a Kafka log, the lake."""
 MEMORY_WARN_BYTES: Final = 6_000_000_000
 CLOCK_SKEW_S: Final = 5.0
+DRIFT_STALE_H: Final = 3.0
+"""The stream has the monitors look every hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +308,19 @@ def _gateway(place: Place, policy_version: int) -> Iterator[Finding]:
         yield _ok("release.gateway", f"answers from policy {served}")
 
 
+def drift(place: Place) -> Iterator[Finding]:
+    """What serves does what its predecessor did, and somebody looked."""
+    found = observe.drift(place.home)
+    if found is None:
+        yield _ok("drift", "the monitors have not looked yet")
+        return
+    age_h = (place.now - found.computed_at).total_seconds() / 3600
+    if age_h > DRIFT_STALE_H and launch.find(place.home, "stream") is not None:
+        yield Finding(check="drift.age", level="warn", found=f"the monitors last looked {age_h:.1f} h ago", do="tidegate signals drift")
+    alarming = found.state in ("policy", "traffic")
+    yield Finding(check="drift", level="warn" if alarming else "ok", found=found.sentence, do=found.do if alarming else "")
+
+
 def leftovers(place: Place) -> Iterator[Finding]:
     """Nothing of dead processes lies around; no events wait on disk."""
     dead = [name for name in launch.names(place.home) if launch.find(place.home, name) is None]
@@ -335,7 +350,7 @@ def clock(place: Place) -> Iterator[Finding]:
 
 CHECKS: Final[dict[str, Callable[[Place], Iterator[Finding]]]] = {
     "java": java, "jars": jars, "versions": versions, "sandbox": sandbox, "room": room, "cores": cores, "ports": ports,
-    "topic": topic, "stream": stream, "lake": lake, "release": release, "leftovers": leftovers, "clock": clock,
+    "topic": topic, "stream": stream, "lake": lake, "release": release, "drift": drift, "leftovers": leftovers, "clock": clock,
 }  # fmt: skip
 """Every check, the machine's first."""
 

@@ -89,6 +89,14 @@ def _lake(home: Home) -> dict[str, Any]:
     }
 
 
+def _drift(home: Home) -> dict[str, Any] | None:
+    found = observe.drift(home)
+    if found is None:
+        return None
+    said = {"state": found.state, "sentence": found.sentence, "do": found.do}
+    return said | {"computed_at": found.computed_at.isoformat(), "alarms": found.alarms}
+
+
 def gather(config: Config, home: Home, *, now: datetime) -> dict[str, Any]:
     """Return the whole status; a part that cannot be read is `{"error": sentence}`."""
     return {
@@ -99,6 +107,7 @@ def gather(config: Config, home: Home, *, now: datetime) -> dict[str, Any]:
         "gateway": _try(lambda: _gateway(home)),
         "topic": _try(lambda: _topic(config, home)),
         "lake": _try(lambda: _lake(home)),
+        "drift": _drift(home),
     }
 
 
@@ -143,6 +152,9 @@ def to_text(found: dict[str, Any]) -> str:
         turns = ", ".join(f"{outcome} {number}" for outcome, number in sorted(lake["turns"].items())) or "none yet"
         lines.append(f"turns      {turns}; distilled {(lake['distilled_at'] or 'never')[:19]}")
         lines.append(f"edits kept {_kept(lake['kept_edits']) or 'none decided yet'}")
+    if drift := found["drift"]:
+        lines.append(f"drift      {drift['sentence']}; looked {drift['computed_at'][:19]}")
+        lines += [f"           -> {drift['do']}"] if drift["state"] in ("policy", "traffic") else []
     return "\n".join(lines)
 
 
