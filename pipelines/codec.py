@@ -102,7 +102,7 @@ def _explain(raw: bytes, error: ValidationError) -> tuple[str, str]:
     kind = first["type"]
     if kind == "json_invalid":
         return "malformed_json", str(first["msg"])
-    if kind in ("model_attributes_type", "model_type", "dict_type"):
+    if kind in ("model_attributes_type", "model_type", "dict_type") and len(first["loc"]) < 2:
         return "malformed_json", "the record is not a JSON object"
     version = from_json(raw).get("schema_version", SCHEMA_VERSION)
     if isinstance(version, int) and version != SCHEMA_VERSION:
