@@ -20,6 +20,11 @@ class UpdateConfig(Section):
     dtype: Literal["fp32", "bf16"] = "bf16"
     """Arithmetic of the frozen weights and activations; adapters, log-softmax, optimizer and accumulation are fp32 always."""
     zero_stage: int = Field(default=1, ge=0, le=3)
+    """What DeepSpeed spreads over the ranks: 1 optimizer states, 2 gradients too, 3 weights too, 0 nothing."""
+    offload: Literal["none", "optimizer", "parameters"] = "none"
+    """Keep the optimizer's states, or these and the weights (ZeRO 3), in CPU memory: for models that do not fit the GPUs."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: a third more time, memory of one layer."""
     seed: int = 0
 
     adapter: Literal["lora", "full"] = "lora"
@@ -83,6 +88,11 @@ class UpdateConfig(Section):
     """Mean k3 to the approved checkpoint, nats a token: above this the update stops and emits what exists. Half of what the gate
     allows, because the gate measures the other direction, KL(serving || candidate), which is the larger one where a choice was
     made unlikely."""
+    kl_target: float = Field(default=0.005, gt=0)
+    """Mean k3 aimed at, nats a token: above it `beta` doubles from step to step, long before the budget ends the update."""
+    parity_rows: int = Field(default=64, ge=1)
+    """Rows of the parent's own that are scored again before training; where they agree, the others' logged log-probabilities are
+    the reference, and no forward pass is spent on them."""
     parity_median: float = Field(default=0.02, gt=0)
     parity_p99: float = Field(default=0.5, gt=0)
     parity_outside_share: float = Field(default=0.1, gt=0, le=1)

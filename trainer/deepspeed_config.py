@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from packaging.version import InvalidVersion, Version
 
+from pipelines.errors import ConfigError
+
 BROKEN_FROM: Final = Version("0.18.3")
 BROKEN_TO: Final = Version("0.19.3")
 """Inclusive: silently wrong ZeRO-2 bf16 gradients (deepspeedai/DeepSpeed#8224, PR#7985, #7839, #7786)."""
@@ -24,7 +26,7 @@ def version_fault(version: str) -> str | None:
     return None
 
 
-def build(*, zero_stage: int, dtype: str, lr: float, weight_decay: float, grad_clip: float) -> dict[str, Any]:
+def build(*, zero_stage: int, dtype: str, lr: float, weight_decay: float, grad_clip: float, offload: str = "none") -> dict[str, Any]:
     """Return the DeepSpeed configuration.
 
     Args:
@@ -33,7 +35,18 @@ def build(*, zero_stage: int, dtype: str, lr: float, weight_decay: float, grad_c
         lr: Learning rate of the first step.
         weight_decay: Decoupled (AdamW).
         grad_clip: Largest global gradient norm.
+        offload: `optimizer`: its states live in CPU memory (ZeRO 1 to 3); `parameters`: the weights too (ZeRO 3).
+
+    Raises:
+        ConfigError: This stage cannot offload that.
     """
+    if (offload == "parameters" and zero_stage != 3) or (offload == "optimizer" and zero_stage == 0):
+        raise ConfigError(
+            f"trainer.offload={offload!r} needs trainer.zero_stage={'3' if offload == 'parameters' else '1, 2 or 3'}, not {zero_stage}"
+        )
+    away = {"offload_optimizer": {"device": "cpu"}} if offload != "none" else {}
+    if offload == "parameters":
+        away["offload_param"] = {"device": "cpu"}
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -42,11 +55,18 @@ def build(*, zero_stage: int, dtype: str, lr: float, weight_decay: float, grad_c
             "type": "AdamW",
             "params": {"lr": lr, "betas": [0.9, 0.99], "eps": 1e-8, "weight_decay": weight_decay, "torch_adam": True},
         },
-        "zero_optimization": {"stage": zero_stage, "overlap_comm": False, "contiguous_gradients": False, "round_robin_gradients": False},
+        "zero_optimization": {
+            "stage": zero_stage,
+            "overlap_comm": False,
+            "contiguous_gradients": False,
+            "round_robin_gradients": False,
+            **away,
+        },
         "bf16": {"enabled": dtype == "bf16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # its own CPU Adam is compiled on first use, which needs a C++ compiler
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
     }

@@ -324,6 +324,24 @@ LOSSES: Final[dict[str, Loss]] = {
 }  # fmt: skip
 
 
+def adapted_beta(beta: float, kl: float, *, base: float, target: float) -> float:
+    """Return the next step's weight of the KL term: twice it when the KL is half again over its target, half when well under.
+
+    Args:
+        beta: This step's weight.
+        kl: This step's mean k3, nats a token.
+        base: The configured weight: it is never less, nor more than 64 times this.
+        target: The KL aimed at, nats a token.
+
+    Source: Schulman et al., "Proximal policy optimization algorithms", section 4, arXiv 1707.06347.
+    """
+    if kl > 1.5 * target:
+        beta *= 2
+    elif kl < target / 1.5:
+        beta /= 2
+    return min(max(beta, base), 64 * base)
+
+
 def named(name: str) -> Loss:
     """Return a loss by name.
 

@@ -208,3 +208,30 @@ def pack(rows: Sequence[PackedRow], chosen: Iterable[int]) -> MicroBatch:
         segment=np.concatenate([empty, *(np.full(len(rows[i].trained), k) for k, (_, i) in enumerate(placed))]),
         temperatures=np.concatenate([np.zeros(0), *(np.full(len(rows[i].trained), rows[i].temperature) for _, i in placed)]),
     )
+
+
+def order(chains: Sequence[Sequence[int]], *, per_step: int, passes: int, seed: int) -> list[list[int]]:
+    """Plan the optimizer batches: each pass visits every row once, chain by chain in its own random order.
+
+    A chain stays in one batch, because apart its rows cost their shared prefix each; only one of more than `per_step` rows is cut
+    into pieces of at most that many. A batch takes the next chain when that brings it nearer to `per_step` rows.
+
+    Args:
+        chains: Rows by index, each in one chain.
+        per_step: Rows of one batch; the last batch of a pass may be smaller, and joins its predecessor when below half.
+        passes: Number of passes.
+        seed: The same seed gives the same plan on every rank and after a restart.
+    """
+    pieces = [list(chain[i : i + per_step]) for chain in chains for i in range(0, len(chain), per_step)]
+    batches: list[list[int]] = []
+    for number in range(passes):
+        cut: list[list[int]] = [[]]
+        for at in np.random.default_rng([seed, number]).permutation(len(pieces)).tolist():
+            if cut[-1] and len(cut[-1]) + len(pieces[at]) - per_step > per_step - len(cut[-1]):
+                cut.append([])
+            cut[-1] += pieces[at]
+        if len(cut) > 1 and 2 * len(cut[-1]) < per_step:
+            short = cut.pop()
+            cut[-1] = cut[-1] + short
+        batches += cut
+    return batches

@@ -21,7 +21,14 @@ from trainer.model import DTYPES, SEGMENTED, Policy, add_lora, tensors
 from trainer.packing import MicroBatch, pack, reply_row
 
 LR: Final = 1e-3
-CASES: Final = tuple((stage, adapter, "fp32") for stage in (0, 1, 2, 3) for adapter in ("lora", "full")) + ((1, "lora", "bf16"), (2, "lora", "bf16"))
+CASES: Final = (
+    *((stage, adapter, "fp32", "none") for stage in (0, 1, 2, 3) for adapter in ("lora", "full")),
+    (1, "lora", "bf16", "none"),
+    (2, "lora", "bf16", "none"),
+    (2, "full", "fp32", "optimizer"),
+    (3, "lora", "fp32", "parameters"),
+)
+"""ZeRO stage, adapter, arithmetic, what is offloaded."""
 
 
 def tiny(adapter: str, dtype: str) -> Policy:
@@ -31,10 +38,12 @@ def tiny(adapter: str, dtype: str) -> Policy:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        tie_word_embeddings=True, pad_token_id=None, initializer_range=0.1, attn_implementation=SEGMENTED,
+        tie_word_embeddings=True, pad_token_id=None, initializer_range=0.1,
     )  # fmt: skip
-    model: Any = LlamaForCausalLM(config).to(DTYPES[dtype])
+    model: Any = LlamaForCausalLM(config)
+    model.set_attn_implementation(SEGMENTED)
     model.config.use_cache = False
+    model.to(DTYPES[dtype])
     if adapter == "lora":
         model = add_lora(model, UpdateConfig(lora_rank=4))
         generator = torch.Generator().manual_seed(2)
@@ -70,18 +79,22 @@ def plain_gradients(policy: Policy) -> dict[str, Tensor]:
     return found
 
 
+def _wide(gradient: Any) -> Tensor:
+    return gradient.float()
+
+
 def _worst(ours: Iterable[tuple[str, Tensor]], theirs: dict[str, Tensor]) -> float:
     return max(float((mine - theirs[name]).abs().max() / theirs[name].abs().max().clamp(min=1e-12)) for name, mine in ours)
 
 
-def difference(zero_stage: int, adapter: str, dtype: str) -> float:
+def difference(zero_stage: int, adapter: str, dtype: str, offload: str) -> float:
     """Return the largest relative difference of the gradient norm, of each gradient, and (fp32) of each weight after a step."""
     import deepspeed as untyped
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 
     library: Any = untyped  # its annotations name fewer types than it takes
     plain, wrapped = tiny(adapter, dtype).to(DTYPES[dtype]), tiny(adapter, dtype)
-    config = deepspeed_config.build(zero_stage=zero_stage, dtype=dtype, lr=LR, weight_decay=0.0, grad_clip=1e9)
+    config = deepspeed_config.build(zero_stage=zero_stage, dtype=dtype, lr=LR, weight_decay=0.0, grad_clip=1e9, offload=offload)
     trained = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
     engine: Any = library.initialize(model=wrapped, model_parameters=trained, config=config)[0]
     expected = plain_gradients(plain)
@@ -91,7 +104,7 @@ def difference(zero_stage: int, adapter: str, dtype: str) -> float:
         engine.set_gradient_accumulation_boundary(position == len(batches) - 1)
         engine.backward(loss_of(engine, batch))
     names = [(name, parameter) for name, parameter in engine.module.named_parameters() if parameter.requires_grad]
-    worst = _worst(((name, safe_get_full_grad(parameter).float()) for name, parameter in names), expected)
+    worst = _worst(((name, _wide(safe_get_full_grad(parameter))) for name, parameter in names), expected)
     engine.step()
     if hasattr(engine.optimizer, "overflow"):  # ZeRO 0 in fp32 tells no norm; the update takes its own (`engine.py`)
         worst = max(worst, abs(float(engine.get_global_grad_norm()) - norm) / norm)
@@ -113,7 +126,14 @@ def main() -> int:
     from trainer.engine import connect
 
     connect(timeout_s=60)
-    print(json.dumps({f"zero_{stage}_{adapter}_{dtype}": difference(stage, adapter, dtype) for stage, adapter, dtype in CASES}))
+    print(
+        json.dumps(
+            {
+                f"zero_{stage}_{adapter}_{dtype}_offload_{away}": difference(stage, adapter, dtype, away)
+                for stage, adapter, dtype, away in CASES
+            }
+        )
+    )
     return 0
 
 

@@ -1,18 +1,19 @@
 """One rank of a training job: `python -m trainer.rank FOLDER`, started by torchrun.
 
-Order: load the parent, score all rows with it (reference and parity gate), restore the newest checkpoint, take the remaining
-steps, export and verify the candidate, write the result. The reference comes from the parent itself in a pass without gradient,
-never from logged log-probabilities: those carry the serving engine's rounding. The proximal policy is the policy at the start
-of a step; with `steps_per_prox` = 1 it is the very forward pass that is trained on.
+Order: load the parent, score rows with it (reference and parity gate), restore the newest checkpoint, take the remaining steps,
+export and verify the candidate, write the result. Rows that the parent itself sampled were logged with its log-probabilities, which
+are their reference; a part of them is scored again to see that this is so. Rows of older policies are scored, in a pass without
+gradient. The proximal policy is the policy at the start of a step; with `steps_per_prox` = 1 it is the very forward pass that is
+trained on.
 """
 
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,19 +24,16 @@ import torch.distributed as dist
 
 from pipelines.errors import Busy, CheckpointInvalid, ContractViolation, StageError
 from pipelines.storage import exclusive, write_atomic
-from trainer import candidates, checkpoint, deepspeed_config, publish
+from trainer import candidates, checkpoint, deepspeed_config, mismatch, publish
 from trainer import job as jobs
-from trainer.dataset import TrainingRow, read_rows
+from trainer.dataset import read_rows
 from trainer.engine import StepFigures, Trainer, connect, disconnected_at_exit
-from trainer.job import Job
 from trainer.launch import die_with_parent
-from trainer.losses import LossSettings
+from trainer.losses import LossSettings, adapted_beta
 from trainer.model import Policy, add_lora, load, release, score
-from trainer.packing import chains
+from trainer.packing import chains, order
 
 LOCK_WAIT_S: Final = 20.0
-OUTSIDE_BAND: Final = np.log(1.1)
-"""A token outside +-10 % of its logged probability."""
 
 
 @dataclass(slots=True)
@@ -51,72 +49,12 @@ class Run:
     first: dict[str, float] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
     kl_spent: float = 0.0
+    beta: float = 0.0
+    """Weight of the KL term now; it rises above the configured one where the KL runs ahead of its target."""
 
     def state(self) -> dict[str, Any]:
         """Return a JSON-able copy."""
         return {name: getattr(self, name) for name in self.__slots__}
-
-
-def order(chains: Sequence[Sequence[int]], *, per_step: int, passes: int, seed: int) -> list[list[int]]:
-    """Plan the optimizer batches: each pass visits every row once, chain by chain in its own random order.
-
-    A chain stays in one batch, because apart its rows cost their shared prefix each; only one of more than `per_step` rows is cut
-    into pieces of at most that many. A batch takes the next chain when that brings it nearer to `per_step` rows.
-
-    Args:
-        chains: Rows by index, each in one chain.
-        per_step: Rows of one batch; the last batch of a pass may be smaller, and joins its predecessor when below half.
-        passes: Number of passes.
-        seed: The same seed gives the same plan on every rank and after a restart.
-    """
-    pieces = [list(chain[i : i + per_step]) for chain in chains for i in range(0, len(chain), per_step)]
-    batches: list[list[int]] = []
-    for number in range(passes):
-        cut: list[list[int]] = [[]]
-        for at in np.random.default_rng([seed, number]).permutation(len(pieces)).tolist():
-            if cut[-1] and len(cut[-1]) + len(pieces[at]) - per_step > per_step - len(cut[-1]):
-                cut.append([])
-            cut[-1] += pieces[at]
-        if len(cut) > 1 and 2 * len(cut[-1]) < per_step:
-            short = cut.pop()
-            cut[-1] = cut[-1] + short
-        batches += cut
-    return batches
-
-
-def parity_figures(rows: Sequence[TrainingRow], ref: Sequence[np.ndarray]) -> dict[str, float]:
-    """Compare logged and recomputed log-probabilities on rows that the parent itself sampled.
-
-    Returns:
-        `parity_rows`, and when there are any: `parity_median`, `parity_p99` of |d| in nats, `parity_outside_share`.
-    """
-    gaps = [np.abs(scored - row.mu) for row, scored in zip(rows, ref, strict=True) if row.same_version]
-    figures: dict[str, float] = {"parity_rows": float(len(gaps))}
-    if gaps:
-        joined = np.concatenate(gaps)
-        figures |= {
-            "parity_median": float(np.median(joined)),
-            "parity_p99": float(np.quantile(joined, 0.99)),
-            "parity_outside_share": float(np.mean(joined > OUTSIDE_BAND)),
-        }
-    return figures
-
-
-def check_parity(figures: dict[str, float], job: Job) -> None:
-    """Refuse to train when the trainer does not see the policy that served (fails closed, NaN included).
-
-    Raises:
-        ContractViolation: A figure is over its limit.
-    """
-    for name, limit in (
-        ("parity_median", job.settings.parity_median), ("parity_p99", job.settings.parity_p99),
-        ("parity_outside_share", job.settings.parity_outside_share),
-    ):  # fmt: skip
-        if name in figures and not figures[name] <= limit:
-            raise ContractViolation(
-                f"the trainer's log-probabilities differ from the logged ones: {name} {figures[name]:.4f} > trainer.{name} {limit}. "
-                "The rows were not sampled by this checkpoint, at another temperature, or the engines disagree; nothing was trained"
-            )
 
 
 class RankJob:
@@ -130,6 +68,8 @@ class RankJob:
         language_model = load(Path(self.job.parent_folder), dtype=settings.dtype)
         if settings.adapter == "lora":
             language_model = add_lora(language_model, settings)
+        if settings.activation_checkpointing:
+            language_model.gradient_checkpointing_enable({"use_reentrant": False})
         names = LossSettings.__dataclass_fields__
         self.trainer = Trainer(
             Policy(language_model),
@@ -141,12 +81,13 @@ class RankJob:
                 lr=settings.lr,
                 weight_decay=settings.weight_decay,
                 grad_clip=settings.grad_clip,
+                offload=settings.offload,
             ),
             max_tokens=settings.max_tokens_per_micro_batch,
         )
-        self.run = Run()
-        linked = chains([row.packed for row in self.rows], range(len(self.rows)))
-        self.batches = order(linked, per_step=settings.rows_per_step, passes=settings.passes, seed=settings.seed)
+        self.run = Run(beta=settings.beta)
+        self.linked = chains([row.packed for row in self.rows], range(len(self.rows)))
+        self.batches = order(self.linked, per_step=settings.rows_per_step, passes=settings.passes, seed=settings.seed)
 
     def tell(self, entry: dict[str, Any]) -> None:
         """Append a line to the progress file (rank 0)."""
@@ -154,12 +95,21 @@ class RankJob:
             with (self.folder / jobs.PROGRESS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"of": len(self.batches), **entry}) + "\n")
 
-    def reference(self) -> list[np.ndarray]:
-        """Score every row with the parent; supervised rows need no reference."""
+    def reference(self) -> tuple[list[np.ndarray], dict[str, float]]:
+        """Return each row's log-probabilities under the parent, and how far logged and recomputed ones lie apart.
+
+        Raises:
+            ContractViolation: Too far: the parent did not sample these rows.
+        """
         if not self.job.kl_limited:
-            return [np.zeros(len(row.packed.trained), np.float32) for row in self.rows]
-        found = self.trainer.score_all(self.rows, range(len(self.rows)))
-        return [found[i] for i in range(len(self.rows))]
+            return [np.zeros(len(row.packed.trained), np.float32) for row in self.rows], {}
+        settings = self.job.settings
+        probed = mismatch.probe_rows(self.rows, self.linked, number=settings.parity_rows, seed=settings.seed)
+        older = [i for i, row in enumerate(self.rows) if not row.same_version]
+        found = self.trainer.score_all(self.rows, sorted({*probed, *older}))
+        figures = mismatch.figures([(self.rows[i].mu, found[i]) for i in probed])
+        mismatch.check(figures, settings)
+        return [row.mu if row.same_version else found[i] for i, row in enumerate(self.rows)], figures
 
     def train(self, ref: list[np.ndarray]) -> None:
         """Take the remaining steps, saving as it goes."""
@@ -171,6 +121,7 @@ class RankJob:
             if settings.steps_per_prox > 1 and run.step % settings.steps_per_prox == 0:
                 prox = self._proximal(run.step)
             self.trainer.set_lr(settings.lr * min(1.0, (run.step + 1) / (self.job.warmup_steps + 1)))
+            self.trainer.settings = replace(self.trainer.settings, beta=run.beta)
             if chosen:
                 started = time.monotonic()
                 budget = settings.kl_budget if self.job.kl_limited else None
@@ -193,7 +144,7 @@ class RankJob:
             "step": float(run.step), "loss": figures.sums["loss"], "kl_nats_per_token": figures.kl, "grad_norm": figures.grad_norm,
             "entropy": figures.sums["entropy"] / tokens, "logprob": figures.sums["logprob"] / tokens,
             "kept_share": figures.sums["kept_tokens"] / tokens, "clipped_share": figures.sums["clipped_tokens"] / tokens,
-            "seconds": seconds, "tokens_per_s": tokens / seconds,
+            "beta": run.beta, "seconds": seconds, "tokens_per_s": tokens / seconds,
         }  # fmt: skip
         if figures.over_budget:
             run.stop_reason = "kl_budget"
@@ -213,6 +164,8 @@ class RankJob:
             run.last = entry
         if np.isfinite(figures.kl):
             run.kl_spent = max(run.kl_spent, figures.kl)
+            if self.job.kl_limited:
+                run.beta = adapted_beta(run.beta, figures.kl, base=self.job.settings.beta, target=self.job.settings.kl_target)
         self.tell({key: value for key, value in entry.items() if np.isfinite(value)} | {"loss": entry["loss"]})
 
     def save(self) -> None:
@@ -329,16 +282,15 @@ def work(folder: Path, rank: int) -> None:
     clock.lap("load")
     candidates.read_manifest(Path(job.parent_folder))
     rounding = publish.mean_gap(current.probe(), publish.read_probe(Path(job.parent_folder))[1])
-    ref = current.reference()
-    parity = parity_figures(current.rows, ref) if job.kl_limited else {}
-    check_parity(parity, job)
+    ref, parity = current.reference()
+    before = current.trainer.score_all(current.rows, range(len(current.rows))) if job.settings.lr == 0 else {}
     clock.lap("reference")
     current.restore()
     current.tell({})
     current.train(ref)
     clock.lap("train")
     if job.settings.lr == 0:
-        result: dict[str, Any] | None = _self_test(current, ref, parity)
+        result: dict[str, Any] | None = _self_test(current, before, parity)
     else:
         result = current.export(parity, rounding=rounding)
     clock.lap("export")
@@ -346,10 +298,10 @@ def work(folder: Path, rank: int) -> None:
         write_atomic(folder / jobs.RESULT, json.dumps(result | {"seconds": clock.seconds}).encode())
 
 
-def _self_test(current: RankJob, ref: list[np.ndarray], parity: dict[str, float]) -> dict[str, Any] | None:
+def _self_test(current: RankJob, before: dict[int, np.ndarray], parity: dict[str, float]) -> dict[str, Any]:
     """With lr = 0 nothing may move: compare the policy after all steps with itself before; exports nothing."""
     after = current.trainer.score_all(current.rows, range(len(current.rows)))
-    moved = max(float(np.abs(after[i] - before).max()) for i, before in enumerate(ref))
+    moved = max(float(np.abs(after[i] - logprobs).max()) for i, logprobs in before.items())
     if moved > 0:
         raise CheckpointInvalid(f"with lr = 0 log-probabilities moved by {moved:.2e} nats; the training engine is at fault")
     return {"checkpoint": None, "self_test": "flat", "steps": current.run.step, **parity, **current.job.facts}

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pipelines.storage import Home
 from trainer import candidates, deepspeed_config
 from trainer.evaluate import nonfinite_weights, relative_change, row_figures, totals
-from trainer.rank import Run, check_parity, order, parity_figures
+from trainer.packing import order
+from trainer.rank import Run
 from trainer.sabotage import NAN_TENSOR, nan_weights
 from trainer.selection import Row
 
@@ -93,40 +94,6 @@ def test_a_chain_stays_in_one_optimizer_batch_unless_it_is_longer_than_one(sizes
     homes = {i: number for number, batch in enumerate(batches) for i in batch}
     assert all(len({homes[i] for i in chain}) == 1 for chain in chains if len(chain) <= per_step)
     assert all(len(batch) < 2 * per_step for batch in batches)
-
-
-def test_the_parity_gate_reads_only_rows_of_the_same_version_and_fails_closed():
-    from pipelines.errors import ContractViolation
-    from trainer.config import UpdateConfig
-    from trainer.dataset import TrainingRow
-    from trainer.job import Job
-    from trainer.packing import reply_row
-
-    def training_row(mu, same):
-        packed = reply_row(np.asarray([1]), np.arange(len(mu)))
-        return TrainingRow(row_id="r", packed=packed, mu=np.asarray(mu, np.float32), advantage=0.0, omega=1.0, same_version=same)
-
-    rows = [training_row([-1.0, -1.0, -1.0, -1.0], True), training_row([-9.0], False)]
-    ref = [np.asarray([-1.0, -1.01, -1.0, -1.2], np.float32), np.asarray([-1.0], np.float32)]
-    figures = parity_figures(rows, ref)
-    assert figures["parity_median"] == pytest.approx(0.005, abs=1e-6)
-    assert figures["parity_outside_share"] == 0.25
-    job = Job(
-        kind="update",
-        parent="p",
-        parent_folder="",
-        store="",
-        base_model="",
-        settings=UpdateConfig(),
-        kl_limited=True,
-        created_at="",
-        config_digest="",
-    )
-    with pytest.raises(ContractViolation, match="parity_outside_share"):
-        check_parity(figures, job)
-    with pytest.raises(ContractViolation, match="parity_median"):
-        check_parity({"parity_median": float("nan")}, job)
-    check_parity({"parity_rows": 0.0}, job)
 
 
 def test_a_runs_state_is_json_and_complete():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.errors import ConfigError
-from trainer.losses import LOSSES, LossBatch, LossSettings, decoupled_ppo, named
+from trainer.losses import LOSSES, LossBatch, LossSettings, adapted_beta, decoupled_ppo, named
 
 S = LossSettings()
 
@@ -354,3 +354,12 @@ def test_a_bandit_is_learned_from_rows_of_an_older_policy(name, staleness):
 
 def test_a_bandit_is_learned_on_policy_without_any_correction():
     assert play("reinforce", staleness=0) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("beta", "kl", "expected"),
+    [(0.02, 0.008, 0.04), (0.04, 0.0076, 0.08), (0.04, 0.005, 0.04), (0.04, 0.003, 0.02), (0.02, 0.0, 0.02), (1.28, 1.0, 1.28)],
+    ids=["far over", "over", "on target", "well under", "never below the base", "never above 64 times the base"],
+)
+def test_beta_follows_the_divergence_between_its_bounds(beta, kl, expected):
+    assert adapted_beta(beta, kl, base=0.02, target=0.005) == pytest.approx(expected)
