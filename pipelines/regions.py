@@ -16,6 +16,11 @@ LINE_PAIRS: Final = 2_000_000
 """Pairs of equal lines that a diff may look at (about a second); beyond, very common lines are no anchors."""
 TOKEN_PAIRS: Final = 200_000
 """Pairs of tokens that a changed block may have to be compared token by token (about 50 ms); beyond, only its ends are."""
+LINES_ALIKE: Final = 2_000
+"""Pairs of lines of a changed block that are compared for likeness (about 20 ms)."""
+ALIKE: Final = 0.5
+"""Share of words that two lines must have in common to be taken for one line before and after."""
+WORD: Final = re.compile(r"\w+|[^\w\s]")
 TOKEN: Final = re.compile(r"\w+|[^\S\n]+|\n|[^\w\s]")
 
 Gap = tuple[int, int, int, int]
@@ -86,14 +91,28 @@ def _starts(items: Sequence[str]) -> list[int]:
 
 
 def line_gaps(old: str, new: str) -> Iterator[Gap]:
-    """Yield the changed blocks of whole lines, in characters."""
-    a, b = old.split("\n"), new.split("\n")
-    a, b = [line + "\n" for line in a[:-1]] + a[-1:], [line + "\n" for line in b[:-1]] + b[-1:]
-    counts = Counter(b)
-    pairs = sum(counts[line] for line in a)
+    """Yield the changed blocks of whole lines, in characters.
+
+    Lines pair up when they differ in blanks only, so that a block which was indented anew is still followed line by line.
+    """
+    a, b = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    a_key, b_key = ["".join(line.split()) for line in a], ["".join(line.split()) for line in b]
+    counts = Counter(b_key)
+    junk = sum(counts[key] for key in a_key) > LINE_PAIRS
     a_at, b_at = _starts(a), _starts(b)
-    for a_from, a_to, b_from, b_to in _changes(a, b, junk=pairs > LINE_PAIRS):
-        yield a_at[a_from], a_at[a_to], b_at[b_from], b_at[b_to]
+    a_from = b_from = 0
+    for a_next, b_next in [*_anchors(a, b), (len(a), len(b))]:
+        i, j = a_from, b_from
+        ends = (a_next - a_from,) * 2 + (b_next - b_from,) * 2
+        for a_low, a_high, b_low, b_high in [*_changes(a_key[a_from:a_next], b_key[b_from:b_next], junk=junk), ends]:
+            while i < a_from + a_low:
+                if a[i] != b[j]:
+                    yield a_at[i], a_at[i + 1], b_at[j], b_at[j + 1]
+                i, j = i + 1, j + 1
+            i, j = a_from + a_high, b_from + b_high
+            if a_high > a_low or b_high > b_low:
+                yield a_at[a_from + a_low], a_at[i], b_at[b_from + b_low], b_at[j]
+        a_from, b_from = a_next + 1, b_next + 1
 
 
 def trimmed(old: str, new: str, gap: Gap) -> Gap:
@@ -114,15 +133,55 @@ def gaps(old: str, new: str) -> list[Gap]:
     """
     found: list[Gap] = []
     for block in line_gaps(old, new):
-        o_from, o_to, n_from, n_to = trimmed(old, new, block)
-        a, b = TOKEN.findall(old[o_from:o_to]), TOKEN.findall(new[n_from:n_to])
-        if not a or not b or len(a) * len(b) > TOKEN_PAIRS:
-            found.append((o_from, o_to, n_from, n_to))
-            continue
-        a_at, b_at = _starts(a), _starts(b)
-        for a_from, a_to, b_from, b_to in _changes(a, b, junk=False):
-            found.append((o_from + a_at[a_from], o_from + a_at[a_to], n_from + b_at[b_from], n_from + b_at[b_to]))
+        parts = _paired(old, new, block)
+        for gap in (gap for part in parts for gap in _token_gaps(old, new, trimmed(old, new, part))):
+            if found and found[-1][1] == gap[0] and found[-1][3] == gap[2]:
+                found[-1] = (found[-1][0], gap[1], found[-1][2], gap[3])
+            else:
+                found.append(gap)
     return found
+
+
+def _paired(old: str, new: str, block: Gap) -> Iterator[Gap]:
+    """Split a changed block at the lines that are most alike, so that one that was reworded is not lost among many that are new.
+
+    Source: the synchronising of difflib.Differ, here by the words that two lines share.
+    """
+    o_from, o_to, n_from, n_to = block
+    a, b = old[o_from:o_to].splitlines(keepends=True), new[n_from:n_to].splitlines(keepends=True)
+    if not a or not b or len(a) == len(b) == 1 or len(a) * len(b) > LINES_ALIKE:
+        yield block
+        return
+    a_at, b_at = _starts(a), _starts(b)
+    a_words, b_words = [Counter(WORD.findall(line)) for line in a], [Counter(WORD.findall(line)) for line in b]
+    alike = {(i, j): _alike(a_words[i], b_words[j]) for i in range(len(a)) for j in range(len(b))}
+    waiting = [(0, len(a), 0, len(b))]
+    while waiting:
+        i_from, i_to, j_from, j_to = waiting.pop()
+        inside = [(alike[i, j], -i, -j) for i in range(i_from, i_to) for j in range(j_from, j_to)]
+        best, i, j = max(inside, default=(0.0, 0, 0))
+        i, j = -i, -j
+        if best > 0 and (i_to - i_from, j_to - j_from) != (1, 1):
+            waiting += [(i + 1, i_to, j + 1, j_to), (i, i + 1, j, j + 1), (i_from, i, j_from, j)]
+        elif i_to > i_from or j_to > j_from:
+            yield o_from + a_at[i_from], o_from + a_at[i_to], n_from + b_at[j_from], n_from + b_at[j_to]
+
+
+def _alike(one: Counter[str], two: Counter[str]) -> float:
+    """Return how likely two lines are one line before and after, 0 when too little is common; the more if one holds the other whole."""
+    shared, fewer, total = (one & two).total(), min(one.total(), two.total()), one.total() + two.total()
+    return shared / total + shared / (2 * fewer) if fewer and 2 * shared > ALIKE * total else 0.0
+
+
+def _token_gaps(old: str, new: str, block: Gap) -> Iterator[Gap]:
+    o_from, o_to, n_from, n_to = block
+    a, b = TOKEN.findall(old[o_from:o_to]), TOKEN.findall(new[n_from:n_to])
+    if not a or not b or len(a) * len(b) > TOKEN_PAIRS:
+        yield block
+        return
+    a_at, b_at = _starts(a), _starts(b)
+    for a_from, a_to, b_from, b_to in _changes(a, b, junk=False):
+        yield o_from + a_at[a_from], o_from + a_at[a_to], n_from + b_at[b_from], n_from + b_at[b_to]
 
 
 def follow(start: int, end: int, changes: Sequence[Gap], *, beside: bool = False) -> tuple[int, int]:

@@ -145,7 +145,7 @@ class Repository:
             TransientError: It took too long.
         """
         out = self._run(
-            "log", "--first-parent", "--reverse", "--no-color", f"--since-as-filter=@{int(since_s)}", "-z",
+            "log", "--first-parent", "--reverse", "--no-color", *_since(since_s), "-z",
             "--format=%H %ct %at %B", self.head, "--",
         )  # fmt: skip
         if out is None:
@@ -169,7 +169,7 @@ class Repository:
         """
         out = self._run(
             "log", "--first-parent", "--diff-merges=first-parent", "--reverse", "--raw", "-z", "-M", "--no-abbrev", "--no-color",
-            "--no-ext-diff", "-O/dev/null", "--no-textconv", "--no-relative", "--ignore-submodules=none", f"--since-as-filter=@{int(since_s)}",
+            "--no-ext-diff", "-O/dev/null", "--no-textconv", "--no-relative", "--ignore-submodules=none", *_since(since_s),
             "--format=%x01%H %ct", self.head, "--",
         )  # fmt: skip
         if out is None:
@@ -216,6 +216,11 @@ class Repository:
         if kind not in self._readers:
             self._readers[kind] = _Reader(self._command("cat-file", kind), self._environment, self._timeout_s)
         return self._readers[kind]
+
+
+def _since(since_s: float) -> list[str]:
+    """Return git's option for commits from an instant on; it reads small numbers as no time at all."""
+    return [f"--since-as-filter=@{int(since_s)}"] if since_s > 86_400 else []
 
 
 class _Reader:

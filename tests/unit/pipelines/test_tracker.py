@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.codec import decode, encode
@@ -25,6 +25,8 @@ from pipelines.tracker import EditMade, EditTracker
 from pipelines.watched import branch_of, kept, read_text
 from tests.support.events_for_tests import CLIENT
 
+UNHURRIED = settings(deadline=None)
+"""The machine may be busy."""
 HORIZONS = (0, 5, 30, 120, 300, 600, 900)
 START_MS = 1_764_000_000_000
 
@@ -297,6 +299,7 @@ def test_the_texts_of_finished_edits_are_kept_for_some_days_and_without_consent_
     world.tracker.close()
 
 
+@UNHURRIED
 @given(steps=st.lists(st.integers(0, 400), min_size=1, max_size=30))
 def test_horizons_ascend_whenever_it_looks(steps: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
     world = World(Home(tmp_path_factory.mktemp("home")))
