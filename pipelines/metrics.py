@@ -132,14 +132,14 @@ class Histogram(_Metric):
             yield f"{self.name}_count{self._text(key)} {_number(cell[0])}"
 
 
-AnyMetric = TypeVar("AnyMetric", bound=_Metric)
+AnyMetric = TypeVar("AnyMetric", Counter, Gauge, Histogram)
 
 
 class Registry:
     """The metrics of one process."""
 
     def __init__(self) -> None:
-        self._metrics: dict[str, _Metric] = {}
+        self._metrics: dict[str, Counter | Gauge | Histogram] = {}
 
     def _add(self, metric: AnyMetric) -> AnyMetric:
         if metric.name in self._metrics:
@@ -162,6 +162,10 @@ class Registry:
     def names(self) -> list[str]:
         """Return every declared name."""
         return sorted(self._metrics)
+
+    def metrics(self) -> list[Counter | Gauge | Histogram]:
+        """Return every metric, by name."""
+        return [self._metrics[name] for name in self.names()]
 
     def render(self) -> str:
         """Return all samples in the text format."""
