@@ -6,6 +6,7 @@ counts; `/undo` is the user's no to what was last done; a key press that ends th
 Leaves out: turns (a request may be a user's message or the program's own reflection), edits, costs.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
@@ -35,6 +36,8 @@ class Mapper:
         self._out: list[ev.Event] = []
         self._open: dict[str, Session] = {}
         """User -> running session."""
+        self._starts: Counter[str] = Counter()
+        """Sessions by user and second: two may start in one."""
         self._same = ("", 0)
         """The last line, and how many equal ones stood before it."""
 
@@ -63,7 +66,10 @@ class Mapper:
         session = self._open.get(user)
         if session is None or name == "launched":
             self._end(user)
-            session = self._open[user] = Session(self._stamp, f"aider-log-{user}-{at}", out=self._out)
+            name_at = f"aider-log-{user}-{at}"
+            self._starts[name_at] += 1
+            again = f"-{self._starts[name_at]}" if self._starts[name_at] > 1 else ""
+            session = self._open[user] = Session(self._stamp, name_at + again, out=self._out)
         session.out, session.mute = self._out, not emit
         seed = f"{name}/{at}/{digest(line)[:12]}/{self._same[1]}"
         reason = self._event(session, name, mapping(line.get("properties")), seed, at)

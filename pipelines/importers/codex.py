@@ -3,9 +3,9 @@
 Takes and gives: see `registry.py`. What a line is (observed in rollouts of Codex CLI 0.1 to 0.14x, and in the recorder's source):
 - `{timestamp, type, payload}` with `session_meta`, `turn_context`, `response_item` (what the model saw and said), `event_msg` (what
   the program showed) and `compacted`; the first versions wrote the items bare, with one time in the first line.
-- A person's message stands twice, as item and as `user_message`; the first opens the turn. Items of role user are also how the program
-  speaks to the model (environment, instructions, notes of an abort): those open none.
-- `token_count` tells a request's usage and is repeated with the same totals: a reply takes the first after it.
+- A person's message stands twice, as item and as `user_message`, in any order. Items of role user are also how the program speaks to
+  the model (environment, instructions, notes of an abort): those open no turn.
+- `token_count` tells a request's usage, before or after the items of its reply, and is repeated with the same totals.
 - A command's output is a JSON text with an exit code, or plain text with a heading, or a list of blocks.
 - A fork begins with a copy of its ancestor's lines, with new times: they are duplicates where the ancestor was imported.
 - A subagent's rollout has prompts that no person wrote.
@@ -25,16 +25,45 @@ from pipelines.importers.engine import Mapped
 from pipelines.importers.records import Advance, Record, json_lines
 from pipelines.importers.sessions import Session, Stamp
 from pipelines.importers.shell_results import test_counts
-from pipelines.importers.texts import count, digest, identifier, items, mapping, text_of, time_ms
+from pipelines.importers.texts import count, digest, identifier, items, mapping, text_of, time_ms, word
 
 VERSION: Final = "1"
 SAMPLE: Final = Path(__file__).parent / "samples" / "codex.jsonl"
+COPY: Final = "copy"
 
 
 def read(path: Path, file: IO[bytes], advance: Advance) -> Iterator[Record]:
-    """Yield the lines of a rollout."""
+    """Yield the lines of a rollout, a user's item marked as copy (its key) where the program shows the message right after it.
+
+    Without that the copy of a short message could not be told from instructions that only the program wrote.
+    """
     del path
-    return json_lines(file, advance)
+    held: list[Record] = []
+    for record in json_lines(file, advance):
+        kind, payload = it.parts(record.value) if record.fault is None else ("", {})
+        own = kind == "response_item" and payload.get("type") == "message" and payload.get("role") == "user"
+        if not held and not own:
+            yield record
+            continue
+        held.append(record)
+        shown = kind == "event_msg" and payload.get("type") == "user_message"
+        answered = kind == "response_item" and not (payload.get("type") == "message" and payload.get("role") != "assistant")
+        if shown or answered or len(held) >= _HELD:
+            yield from (_copy(item) if shown else item for item in held)
+            held = []
+    yield from held
+
+
+def _copy(record: Record) -> Record:
+    if record.fault is not None:
+        return record
+    kind, payload = it.parts(record.value)
+    own = kind == "response_item" and payload.get("role") == "user"
+    return Record(record.number, record.value, key=COPY) if own else record
+
+
+_HELD: Final = 100
+"""Lines that are held back at most until it is clear whether a user's item is a copy."""
 
 
 @dataclass(slots=True)
@@ -66,6 +95,8 @@ class Mapper:
         self._reply: _Reply | None = None
         self._replies = 0
         self._total: int | None = None
+        self._ahead: dict[str, Any] | None = None
+        """A request's usage that was written before what the model said."""
         self._heard: str | None = None
         """The turn's text as it was first seen, until its second copy came."""
 
@@ -84,7 +115,7 @@ class Mapper:
     def facts(self, record: Record) -> Iterator[str]:
         """Count messages as the program shows them, calls as the model makes them."""
         kind, payload = it.parts(record.value)
-        name = payload.get("type")
+        name = word(payload.get("type"))
         if kind == "event_msg":
             if name == "user_message":
                 yield "user_messages"
@@ -114,6 +145,9 @@ class Mapper:
             self._session = Session(self._stamp, path.stem.removeprefix("rollout-"), out=self._out)
         session = self._session
         session.out, session.mute = self._out, not emit
+        if record.key == COPY:
+            program = it.is_program_text(text_of(payload.get("content")))
+            return Mapped(reason=f"not_a_session_event:{'program_text' if program else 'repeated_user_message'}")
         reason = self._line(session, kind, payload, f"{record.number}", at)
         return Mapped(events=self._out, reason=reason)
 
@@ -126,6 +160,7 @@ class Mapper:
             self._session.end()
         self._session, self._root, self._model, self._side = None, "", "", False
         self._last_ms, self._reply, self._replies, self._total, self._heard = None, None, 0, None, None
+        self._ahead = None
         self._nth.clear()
         yield from self._out
 
@@ -146,7 +181,7 @@ class Mapper:
         self._side = "subagent" in mapping(payload.get("source"))
 
     def _line(self, session: Session, kind: str, payload: dict[str, Any], seed: str, at: int) -> str | None:
-        name = payload.get("type")
+        name = word(payload.get("type"))
         if kind == "response_item":
             return self._item(session, payload, seed, at)
         if kind == "event_msg":
@@ -156,10 +191,10 @@ class Mapper:
             self._model = model if isinstance(model, str) else self._model
         if kind == "compacted":
             return "not_a_session_event:compaction_summary"
-        return f"not_a_session_event:{kind or (name if isinstance(name, str) and name else 'untyped')}"[:80]
+        return f"not_a_session_event:{kind or (name or 'untyped')}"[:80]
 
     def _item(self, session: Session, payload: dict[str, Any], seed: str, at: int) -> str | None:
-        name = payload.get("type")
+        name = word(payload.get("type"))
         if name == "message":
             if payload.get("role") == "assistant":
                 self._model_item(session, at)
@@ -178,10 +213,10 @@ class Mapper:
         if name == "reasoning":
             self._model_item(session, at)
             return None
-        return f"not_a_session_event:{name if isinstance(name, str) and name else 'item'}"[:80]
+        return f"not_a_session_event:{name or 'item'}"[:80]
 
     def _shown(self, session: Session, payload: dict[str, Any], seed: str, at: int) -> str | None:
-        name = payload.get("type")
+        name = word(payload.get("type"))
         if name == "user_message":
             message = payload.get("message")
             if payload.get("kind") not in (None, "plain"):
@@ -199,7 +234,7 @@ class Mapper:
         if name == "undo_completed" and payload.get("success"):
             session.undo(seed, at)
             return None
-        return f"not_a_session_event:{name if isinstance(name, str) and name else 'event'}"[:80]
+        return f"not_a_session_event:{name or 'event'}"[:80]
 
     def _message(self, session: Session, text: str, images: int, seed: str, at: int) -> str | None:
         said = " ".join(text.split())
@@ -222,8 +257,9 @@ class Mapper:
         reply = self._reply
         if reply is None or reply.sealed:
             self._flush()
-            reply = self._reply = _Reply(name=f"{session.session_id[:100]}/{self._replies}", at=at)
+            reply = self._reply = _Reply(name=f"{session.session_id[:100]}/{self._replies}", at=at, usage=self._ahead)
             self._replies += 1
+            self._ahead = None
         reply.at = at
         return reply
 
@@ -270,10 +306,11 @@ class Mapper:
         if not last or total == self._total:
             return False
         self._total = total
-        if self._reply is None or self._reply.usage is not None:
-            return False
-        self._reply.usage = last
-        self._reply.sealed = True
+        if self._reply is not None and self._reply.usage is None and not self._reply.sealed:
+            self._reply.usage = last
+            self._reply.sealed = True
+        else:  # versions of 2025 write it before the items of its reply
+            self._ahead = last
         return True
 
     def _flush(self) -> None:

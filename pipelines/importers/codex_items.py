@@ -13,7 +13,7 @@ from pipelines.events import ResultClass
 from pipelines.importers.edit_sizes import EditSize, patch_files
 from pipelines.importers.records import BAD, parse
 from pipelines.importers.shell_results import error_class, exit_class
-from pipelines.importers.texts import identifier, items, mapping, milliseconds, text_of
+from pipelines.importers.texts import identifier, items, mapping, milliseconds, text_of, word
 
 CALLS: Final = frozenset({"function_call", "custom_tool_call", "local_shell_call", "web_search_call", "tool_search_call"})
 OUTPUTS: Final = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
@@ -64,7 +64,7 @@ def parts(line: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     kind, payload = line.get("type"), line.get("payload")
     if isinstance(payload, dict):
         return (kind if isinstance(kind, str) else ""), payload
-    if kind in _ITEMS:
+    if word(kind) in _ITEMS:
         return "response_item", dict(line)
     if kind is None and "id" in line and "timestamp" in line:
         return "session_meta", dict(line)

@@ -12,6 +12,7 @@ Leaves out: `nextEditWithHistory` (training material of Continue, not an outcome
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
@@ -22,7 +23,7 @@ from pipelines.importers.engine import Mapped
 from pipelines.importers.records import BAD, Advance, Record, json_lines, parse
 from pipelines.importers.sessions import Session, Stamp
 from pipelines.importers.shell_results import error_class, test_counts
-from pipelines.importers.texts import count, digest, identifier, items, mapping, milliseconds, text_of, time_ms
+from pipelines.importers.texts import count, digest, identifier, items, mapping, milliseconds, text_of, time_ms, word
 
 VERSION: Final = "1"
 SAMPLE: Final = Path(__file__).parent / "samples" / "continue.jsonl"
@@ -55,6 +56,8 @@ class Mapper:
         self._sessions: dict[str, Session] = {}
         self._tokens: list[tuple[int, int, int]] = []
         """(time, prompt tokens, generated tokens), in file order, which is that of time."""
+        self._nth: Counter[str] = Counter()
+        """Events by name and time: two may have one millisecond."""
         self._thumbs: set[tuple[str, bool]] = set()
         self._chats: dict[str, list[tuple[int, str]]] = {}
         """Chat session -> (time, turn), in file order."""
@@ -70,7 +73,7 @@ class Mapper:
             yield "user_messages"
         elif name == "toolUsage":
             yield "tool_calls"
-            if line.get("functionName") in _EDIT_TOOLS:
+            if word(line.get("functionName")) in _EDIT_TOOLS:
                 yield "edits"
             if line.get("accepted") is False:
                 yield "tool_rejections"
@@ -93,7 +96,8 @@ class Mapper:
         if not emit:
             return Mapped()
         self._out = []
-        return Mapped(events=self._out, reason=make(self, line, at))
+        self._nth[f"{name}/{at}"] += 1
+        return Mapped(events=self._out, reason=make(self, line, at, f"{name}/{at}/{self._nth[f'{name}/{at}']}"))
 
     def end_file(self) -> Iterator[ev.Event]:
         """Yield nothing: files are about the same sessions."""
@@ -119,7 +123,8 @@ class Mapper:
         user = self._stamp.keyed("user", f"{line.get('userId', '')}/{line.get('selectedProfileId', '')}")
         return self._session(f"editor-{user[:16]}-{at // 86_400_000}")
 
-    def _count(self, line: Mapping[str, Any], at: int) -> str | None:
+    def _count(self, line: Mapping[str, Any], at: int, seed: str) -> str | None:
+        del seed
         self._tokens.append((at, count(line.get("promptTokens")), count(line.get("generatedTokens"))))
         return "not_a_session_event:tokensGenerated"
 
@@ -133,9 +138,8 @@ class Mapper:
         _, prompt, generated = rows.pop(min(near, key=lambda i: abs(rows[i][0] - at)))
         return prompt, generated
 
-    def _chat(self, line: Mapping[str, Any], at: int) -> str | None:
+    def _chat(self, line: Mapping[str, Any], at: int, seed: str) -> str | None:
         session = self._session(identifier(line.get("sessionId"), "chat"))
-        seed = f"chat/{at}"
         text, goes_on = _last_user_text(line.get("prompt"))
         if text and not (goes_on and session.turns):
             session.turn(seed, at, text)
@@ -159,7 +163,7 @@ class Mapper:
             turn_id=turn_id,
         )
 
-    def _thumb(self, line: Mapping[str, Any], at: int) -> str | None:
+    def _thumb(self, line: Mapping[str, Any], at: int, seed: str) -> str | None:
         liked = line.get("feedback")
         if not isinstance(liked, bool):
             return "not_a_session_event:no_feedback"
@@ -170,18 +174,17 @@ class Mapper:
         if (session.turn_id, liked) in self._thumbs:
             return "not_a_session_event:repeated_thumb"  # one line for each request of the answer
         self._thumbs.add((session.turn_id, liked))
-        session.feedback(f"thumb/{at}", at, source="chatFeedback", score=1.0 if liked else -1.0)
+        session.feedback(seed, at, source="chatFeedback", score=1.0 if liked else -1.0)
         return None
 
-    def _tool(self, line: Mapping[str, Any], at: int) -> str | None:
+    def _tool(self, line: Mapping[str, Any], at: int, seed: str) -> str | None:
         session = self._editor(line, at)
         call_id = identifier(line.get("toolCallId"), f"call/{at}")
         raw, name = line.get("toolCallArgs"), line.get("functionName")
         arguments = parse(raw) if isinstance(raw, str) else BAD
         known = arguments is not BAD and isinstance(arguments, dict)
-        seed = f"tool/{call_id}"
         session.call(seed, at, call_id=call_id, name=name if isinstance(name, str) else "", arguments=raw, valid=known)
-        if name in _EDIT_TOOLS:
+        if word(name) in _EDIT_TOOLS:
             session.edits(seed, at, call_id=call_id, files=[_tool_edit(mapping(arguments) if known else {})])
         text = text_of([mapping(item).get("content") for item in items(line.get("output"))])
         if line.get("accepted") is False:
@@ -197,32 +200,31 @@ class Mapper:
             session.tests(seed, at, tests)
         return None
 
-    def _asked_edit(self, line: Mapping[str, Any], at: int) -> str | None:
+    def _asked_edit(self, line: Mapping[str, Any], at: int, seed: str) -> str | None:
         session = self._editor(line, at)
         own = _edit_key(line)
         text, _ = _last_user_text(line.get("prompt"))
         if text:
-            session.turn(f"ask/{own}/{at}", at, text, turn_id=f"edit-{own}")
-        self._reply(session, line, f"reply/{own}/{at}", at, f"edit-{own}")
+            session.turn(seed, at, text, turn_id=f"edit-{own}")
+        self._reply(session, line, seed, at, f"edit-{own}")
         return None
 
-    def _kept_edit(self, line: Mapping[str, Any], at: int) -> str | None:
+    def _kept_edit(self, line: Mapping[str, Any], at: int, seed: str) -> str | None:
         session = self._editor(line, at)
         own = _edit_key(line)
         session.turn_id = f"edit-{own}"
         path = line.get("filepath")
         size = replaced(line.get("previousCode"), line.get("newCode"))
-        edit_id, seed = f"edit-{own}-{at}", f"outcome/{own}/{at}"
+        edit_id = f"edit-{digest(seed + own)}"
         session.edit(seed, at, edit_id=edit_id, path=path if isinstance(path, str) else "", size=size)
         if isinstance(line.get("accepted"), bool):
             session.decide(seed, at, edit_id=edit_id, decision="accepted" if line["accepted"] else "rejected")
         return None
 
-    def _proposal(self, line: Mapping[str, Any], at: int) -> str | None:
+    def _proposal(self, line: Mapping[str, Any], at: int, seed: str) -> str | None:
         session = self._editor(line, at)
         own = identifier(line.get("completionId"), f"proposal/{at}")
         session.turn_id = own
-        seed = f"proposal/{own}"
         self._reply(session, line, seed, at, own)
         path = line.get("filepath", line.get("fileUri"))
         size = replaced(line.get("originalEditableRange", ""), line.get("completion"))

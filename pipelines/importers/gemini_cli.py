@@ -22,7 +22,7 @@ from pipelines.importers.engine import Mapped
 from pipelines.importers.records import Advance, Record, json_document, json_lines
 from pipelines.importers.sessions import Session, Stamp
 from pipelines.importers.shell_results import error_class, exit_class, test_counts
-from pipelines.importers.texts import count, digest, identifier, items, mapping, text_of, time_ms
+from pipelines.importers.texts import count, digest, identifier, items, mapping, text_of, time_ms, word
 
 VERSION: Final = "1"
 SAMPLE: Final = Path(__file__).parent / "samples" / "gemini_cli.jsonl"
@@ -71,7 +71,7 @@ class Mapper:
         calls = [mapping(call) for call in items(value.get("toolCalls"))]
         for call in calls[before:]:
             yield "tool_calls"
-            if call.get("name") in EDIT_TOOLS:
+            if word(call.get("name")) in EDIT_TOOLS:
                 yield "edits"
         for call in calls:
             if call.get("status") == "error" and before < len(calls):
@@ -223,7 +223,7 @@ class Mapper:
             valid=isinstance(arguments, dict),
             completion_id=reply,
         )
-        if name in EDIT_TOOLS:
+        if word(name) in EDIT_TOOLS:
             session.edits(seed, at, call_id=call_id, files=[_edited(call)])
         text = _result_text(call.get("result"))
         verdict = _verdict(call.get("status"), text)

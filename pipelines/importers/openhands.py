@@ -38,7 +38,8 @@ def read(path: Path, file: IO[bytes], advance: Advance) -> Iterator[Record]:
             number += 1
             yield Record(number, value, record.fault, home)
             continue
-        own = value.get("instance_id")
+        own = value.get("instance_id", mapping(value.get("issue")).get("number"))
+        own = str(own) if isinstance(own, int) else own
         for event in _flat(inside):
             number += 1
             fault = None if isinstance(event, dict) else "not_an_object"

@@ -12,7 +12,7 @@ from pipelines.events import ResultClass
 from pipelines.importers.edit_sizes import EditSize, diff_files, replaced
 from pipelines.importers.records import parse
 from pipelines.importers.shell_results import error_class, exit_class
-from pipelines.importers.texts import count, mapping, text_of
+from pipelines.importers.texts import count, mapping, text_of, word
 
 ACTIONS: Final = frozenset({
     "run", "run_ipython", "read", "write", "edit", "browse", "browse_interactive", "call_tool_mcp", "delegate", "think", "finish",
@@ -162,7 +162,7 @@ def edited_file(event: Mapping[str, Any]) -> tuple[str, EditSize | None] | None:
     """Return (path, size) of a call that edits a file; the size is None where only the answer shows it. None for any other event."""
     if event.get("kind") == "ActionEvent":
         action = mapping(event.get("action"))
-        if action.get("command") not in _EDIT_COMMANDS or not isinstance(action.get("path"), str):
+        if word(action.get("command")) not in _EDIT_COMMANDS or not isinstance(action.get("path"), str):
             return None
         return action["path"], _size(action)
     name, arguments = event.get("action"), mapping(event.get("args"))
@@ -172,7 +172,7 @@ def edited_file(event: Mapping[str, Any]) -> tuple[str, EditSize | None] | None:
     path = path if isinstance(path, str) else ""
     if name == "write":
         return path, replaced("", arguments.get("content"))
-    command = arguments.get("command")
+    command = word(arguments.get("command"))
     if command in _EDIT_COMMANDS:
         return path, _size(arguments)
     return None if command in ("view", "undo_edit") else (path, None)

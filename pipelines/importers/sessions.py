@@ -8,14 +8,17 @@ Leaves out: where the facts come from (each format's module).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pipelines import events as ev
 from pipelines.importers.edit_sizes import EditSize
 from pipelines.importers.shell_results import TestCounts
-from pipelines.importers.texts import identifier, plain, stable_id
+from pipelines.importers.texts import clean, identifier, plain, stable_id
 from pipelines.redaction import MESSAGE_MAX_CHARS, features, hasher, redact
 from pipelines.storage import Home
+
+NAME_CHARS: Final = 200
+"""Names of tools and models are cut to this."""
 
 Decision = Literal["accepted", "rejected", "partly", "undone"]
 
@@ -123,13 +126,13 @@ class Session:
         side: bool = False,
     ) -> None:
         """One model reply, without token ids; `side` for a subagent's, after which nobody replies."""
-        turn = turn_id or self.turn_id
+        turn = identifier(turn_id, self.turn_id)
         step = self._steps.get(turn, 0)
         self._steps[turn] = step + 1
         payload = ev.CompletionPayload(
             completion_id=identifier(completion_id, seed),
             step=step,
-            model=model[:200],
+            model=clean(model, limit=NAME_CHARS),
             finish_reason=finish_reason,
             prompt_tokens=prompt_tokens,
             response_tokens=response_tokens,
@@ -148,8 +151,8 @@ class Session:
         """The policy called a tool."""
         payload = ev.ToolCallPayload(
             tool_call_id=call_id,
-            completion_id=completion_id,
-            name=name[:200],
+            completion_id=None if completion_id is None else identifier(completion_id, seed),
+            name=clean(name, limit=NAME_CHARS),
             arguments_valid=valid,
             arguments_hash=self._stamp.keyed("arguments", arguments if isinstance(arguments, str) else repr(arguments)),
             parallel_group=parallel_group,

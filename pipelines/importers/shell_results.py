@@ -27,7 +27,7 @@ class TestCounts:
     """Failures and errors."""
 
 
-_PYTEST: Final = re.compile(r"^=* ?((?:\d+ [a-z]+, )*\d+ (?:passed|failed|errors?)(?:, \d+ [a-z]+)*) in [\d.:]+", re.M)
+_PYTEST: Final = re.compile(r"^=* ?((?:\d+ [a-z]+, )*\d+ (?:passed|failed|errors?)(?:, \d+ [a-z]+)*) in [\d.]+s\b", re.M)
 _PYTEST_PART: Final = re.compile(r"(\d+) (passed|failed|errors?)\b")
 _UNITTEST: Final = re.compile(r"^Ran (\d+) tests? in [\d.]+s\s+(OK|FAILED)(?: \(([^)\n]*)\))?", re.M)
 _UNITTEST_PART: Final = re.compile(r"(failures|errors|skipped)=(\d+)")

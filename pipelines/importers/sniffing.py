@@ -125,7 +125,7 @@ def openhands(head: Head) -> bool:
     events = whole if isinstance(whole, list) else [whole, *head.lines]
     if any(_is_openhands_event(event) for event in events[:_LINES]):
         return True
-    if any("instance_id" in line and isinstance(line.get("history"), list) for line in head.lines):
+    if any(("instance_id" in line or "git_patch" in line) and isinstance(line.get("history"), list) for line in head.lines):
         return True
     return head.text.lstrip()[:1] in "[{" and bool(_OPENHANDS.search(head.text[:20_000]))
 
@@ -133,7 +133,8 @@ def openhands(head: Head) -> bool:
 def _is_openhands_event(event: object) -> bool:
     if not isinstance(event, dict):
         return False
-    if event.get("kind") in _OPENHANDS_KINDS and "source" in event:
+    kind = event.get("kind")
+    if isinstance(kind, str) and kind in _OPENHANDS_KINDS and "source" in event:
         return True
     return (
         "source" in event

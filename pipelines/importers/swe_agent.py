@@ -98,6 +98,8 @@ class Mapper:
             return Mapped()
         seed, at = f"{record.key}/{record.number}", self._base_ms + record.number
         if record.key == "trajectory":
+            if _is_exit(record.value):
+                return Mapped(reason="not_a_session_event:exit")
             self._step(session, record.value, seed, at)
             return Mapped(events=self._out)
         if record.key == "history":
@@ -159,8 +161,13 @@ class Mapper:
 
 def _action(step: Mapping[str, Any]) -> str:
     action = step.get("action")
-    action = action.strip() if isinstance(action, str) else ""
-    return "" if action.startswith(("exit_", "skip")) and " " not in action else action
+    return action.strip() if isinstance(action, str) and not _is_exit(step) else ""
+
+
+def _is_exit(step: Mapping[str, Any]) -> bool:
+    """Whether a step was written by the program when it ended the run (`exit_cost`, `exit_format`)."""
+    action = step.get("action")
+    return isinstance(action, str) and action.startswith("exit_") and len(action.split()) == 1
 
 
 def _is_task(entry: Mapping[str, Any]) -> bool:
@@ -187,9 +194,9 @@ def _verdict(action: str, observation: str) -> ev.ResultClass:
 def _edited(action: str) -> tuple[str, EditSize] | None:
     """Return (path, size) of an action that edits; the path is empty where it is the open file's. None for any other action."""
     if found := _EDIT_RANGE.match(action):
-        size = replaced("", found[3])
+        rows = found[3].split("\n") if found[3] else []
         gone = max(int(found[2]) - int(found[1]) + 1, 0)
-        return "", EditSize(lines_added=size.lines_added, chars_added=size.chars_added, lines_removed=min(gone, 2**31 - 1))
+        return "", EditSize(lines_added=len(rows), chars_added=sum(map(len, rows)), lines_removed=min(gone, 2**31 - 1))
     if found := _INSERT.match(action):
         return "", replaced("", found[1])
     first = action.split(None, 1)[0] if action else ""

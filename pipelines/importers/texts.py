@@ -47,8 +47,12 @@ def time_ms(value: object) -> int | None:
 
 def identifier(value: object, default: str) -> str:
     """Return a text that can be an id: `value` cut to `ID_CHARS`, or the default where it is no text or empty."""
-    text = value if isinstance(value, str) and value else default
-    return text.encode("utf-8", "replace").decode()[:ID_CHARS] or "unnamed"
+    return clean(value if isinstance(value, str) and value else default, limit=ID_CHARS) or "unnamed"
+
+
+def clean(text: str, *, limit: int) -> str:
+    """Return the beginning of a text, without the lone surrogates that some programs write and UTF-8 cannot carry."""
+    return text[:limit].encode("utf-8", "replace").decode()
 
 
 def count(value: object) -> int:
@@ -80,6 +84,11 @@ def text_of(content: object) -> str:
 def plain(text: str) -> str:
     """Return a text without terminal codes."""
     return ANSI.sub("", text) if "\x1b" in text else text
+
+
+def word(value: object) -> str:
+    """Return a text, an empty one for anything else: for values that are looked up in tables."""
+    return value if isinstance(value, str) else ""
 
 
 def mapping(value: object) -> dict[str, Any]:
