@@ -8,6 +8,7 @@ Takes: `Observations` of both. Gives: a `Comparison`. Leaves out: which metrics,
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -130,7 +131,7 @@ def _reference_variance(reference: Observations, weight: Floats, means: Floats, 
     return variance_of_mean(influence, reference.unit)
 
 
-def compare(current: Observations, reference: Observations, *, alpha: float, tight_at: float) -> Comparison:
+def compare(current: Observations, reference: Observations, *, alpha: float, tight_at: float, reference_over: bool = True) -> Comparison:
     """Compare two policies' figures.
 
     D = sum_i (num_i - R_{s(i)} den_i) / sum den, R_s the reference's figure in stratum s. A confidence sequence of the growing side (any
@@ -144,6 +145,7 @@ def compare(current: Observations, reference: Observations, *, alpha: float, tig
         reference: The other's.
         alpha: Level the sequence is shaped for.
         tight_at: Observations at which it is tightest.
+        reference_over: Whether the reference gets no more observations; while it does, as beside a canary, it too gets a sequence.
     """
     now, then = current.counted(), reference.counted()
     size = int(max(now.stratum.max(), then.stratum.max())) + 1
@@ -159,13 +161,18 @@ def compare(current: Observations, reference: Observations, *, alpha: float, tig
     rho = sequence_rho(tight_at, alpha=alpha / 2)
     aside = math.sqrt(_reference_variance(then, weight, means, known))
     plain_sigma = max(flat, math.sqrt(variance_of_mean((now.numerator - value * now.denominator) / total, now.unit) * n))
+
+    def p(own: float, usual: float, *, spread: float, error: float) -> float:
+        joint = _half_width(n, sigma=spread, rho=rho, standard_error=error, growing=None if reference_over else m)
+        return _p(_exact(own, usual), joint)
+
     return Comparison(
         value=value,
         reference=before,
         expected=expected,
         sd=_sd(then) or _sd(now),
-        p=_p(_exact(value, expected), n, sigma=sigma, rho=rho, standard_error=aside),
-        p_plain=_p(_exact(value, before), n, sigma=plain_sigma, rho=rho, standard_error=flat / math.sqrt(m)),
+        p=p(value, expected, spread=sigma, error=aside),
+        p_plain=p(value, before, spread=plain_sigma, error=flat / math.sqrt(m)),
         shared=float(weight @ known),
         n=n,
         m=m,
@@ -185,13 +192,20 @@ def _exact(first: float, second: float) -> float:
     return 0.0 if math.isclose(first, second, rel_tol=1e-9, abs_tol=1e-12) else first - second
 
 
-def _p(difference: float, n: int, *, sigma: float, rho: float, standard_error: float) -> float:
-    """Return the alpha at which the joint half width is the difference, by bisection on its logarithm."""
+def _half_width(n: int, *, sigma: float, rho: float, standard_error: float, growing: int | None) -> Callable[[float], float]:
+    """Return the joint half width as a function of alpha; `growing` is the reference's number when it still grows."""
 
     def width(alpha: float) -> float:
-        growing = sequence_half_width(n, sigma=sigma, rho=rho, alpha=alpha / 2)
-        return math.hypot(growing, normal_half_width(standard_error, alpha=alpha / 2))
+        own = sequence_half_width(n, sigma=sigma, rho=rho, alpha=alpha / 2)
+        if growing is None:
+            return math.hypot(own, normal_half_width(standard_error, alpha=alpha / 2))
+        return math.hypot(own, sequence_half_width(growing, sigma=standard_error * math.sqrt(growing), rho=rho, alpha=alpha / 2))
 
+    return width
+
+
+def _p(difference: float, width: Callable[[float], float]) -> float:
+    """Return the alpha at which the half width is the difference, by bisection on its logarithm."""
     if abs(difference) <= width(1.0):
         return 1.0
     if abs(difference) > width(SMALLEST_P):

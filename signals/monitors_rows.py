@@ -51,6 +51,12 @@ class Pair:
     until: datetime
 
     @property
+    def reference_over(self) -> bool:
+        """Whether the reference had no turn in this hour: beside a canary it has."""
+        newest = self.reference["started_at"].max()
+        return self.reference_version == self.version or not isinstance(newest, datetime) or newest < self.hour
+
+    @property
     def comparable(self) -> bool:
         """Whether both sides' rewards are of one reward version."""
         seen = [set(side["reward_version"].drop_nulls().unique().to_list()) for side in (self.current, self.reference)]
@@ -144,7 +150,9 @@ def _mean_rows(metric: Metric, sides: tuple[Observations, Observations], pair: P
         why = f"too little to compare: n {len(current)}, reference {len(reference)}, needed {config.min_n} each"
         yield _row(pair, metric.name, about=metric.about, kind="mean", **known, reason=why)
     else:
-        found = compare(current, reference, alpha=config.alpha / 2, tight_at=config.tight_at)
+        found = compare(
+            current, reference, alpha=config.alpha / 2, tight_at=config.tight_at, reference_over=pair.reference_over
+        )  # fmt: skip
         cause, p, reason = judge(metric, found, config, same_policy=pair.reference_version == pair.version)
         effect = (found.value - found.expected) / found.sd if found.sd > 0 else 0.0
         yield _row(

@@ -69,6 +69,14 @@ def test_p_is_the_level_at_which_the_joint_half_width_is_the_difference() -> Non
     assert found.sd == pytest.approx(sd)
 
 
+def test_a_reference_that_still_grows_is_held_to_every_look_too() -> None:
+    rng = np.random.default_rng(1)
+    reference, current = observed(rng.normal(size=200).tolist()), observed((rng.normal(size=100) + 0.7).tolist())
+    over, growing = (compare(current, reference, alpha=0.01, tight_at=500, reference_over=flag) for flag in (True, False))
+    assert (over.value, over.expected, over.sd) == (growing.value, growing.expected, growing.sd)
+    assert over.p < growing.p < 0.05
+
+
 def test_what_never_varies_is_certain_either_way() -> None:
     assert compare(observed([1.0] * 40), observed([0.0] * 40), alpha=0.01, tight_at=500).p == drift_compare.SMALLEST_P
     same = compare(observed([1.0] * 40), observed([1.0] * 40), alpha=0.01, tight_at=500)

@@ -290,3 +290,29 @@ def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"monitors\.alpha"):
         load(SignalsConfig, None, overrides=["monitors.alpha=2"])
     assert isinstance(pl.Series([1.0]).mean(), float)
+
+
+def test_the_newest_look_as_prometheus_text(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert "tidegate_drift_alarm{" not in monitors_alarms.metrics_text(home)
+    found = monitors.summary(look(BEFORE, after(invalid=0.5, hard=0.9)), now=HOUR)
+    monitors_alarms.write(home, found)
+    lines = monitors_alarms.metrics_text(home).splitlines()
+    assert 'tidegate_drift_alarm{metric="invalid_calls",cause="policy"} 1' in lines
+    assert 'tidegate_drift_alarm{metric="invalid_calls",cause="traffic"} 0' in lines
+    assert 'tidegate_drift_alarm{metric="asks",cause="policy"} 0' in lines
+    assert 'tidegate_drift_alarm{metric="task_bucket",cause="traffic"} 1' in lines
+    assert "tidegate_drift_policy_version 2" in lines
+    assert "tidegate_drift_reference_version 1" in lines
+    assert f"tidegate_drift_computed_timestamp_seconds {int(HOUR.timestamp())}" in lines
+    (effect,) = [line for line in lines if line.startswith('tidegate_drift_effect_sd{metric="invalid_calls"}')]
+    assert float(effect.split()[1]) > 1
+
+
+def test_beside_a_canary_both_sides_are_held_to_every_look() -> None:
+    serving = policy_turns(1, 150, seed=1, at=HOUR, hours=0.9)
+    beside = next(row for row in look(serving, after(invalid=0.2)) if (row["metric"], row["kind"]) == ("invalid_calls", "mean"))
+    earlier = [row | {"started_at": row["started_at"] - timedelta(hours=2)} for row in serving]
+    later = next(row for row in look(earlier, after(invalid=0.2)) if (row["metric"], row["kind"]) == ("invalid_calls", "mean"))
+    assert (beside["value"], beside["expected"]) == (later["value"], later["expected"])
+    assert later["p"] < beside["p"]
