@@ -271,7 +271,7 @@ DRIFT: Final = Table(
             _field("high", pa.float64(), "97.5 % bound of value, bootstrapped by user; null where it does not apply"),
             _field("n", pa.int64(), "observations of this policy"),
             _field("m", pa.int64(), "observations of the reference"),
-            _field("users", pa.int64(), "independent units behind n: users, or sessions where either side has fewer than monitors.min_users"),
+            _field("users", pa.int64(), "independent units behind n: users, or sessions where either side has too few users"),
             _field("p", pa.float64(), "p-value, for kind mean valid at every look; null without a test"),
             _field("alarm", pa.bool_(), "whether the change is beyond its limit, certain enough, and in the harmful direction"),
             _field("cause", pa.string(), "policy or traffic, of an alarm; null without one"),
