@@ -54,6 +54,7 @@ def drift(
         common: Options of every command.
     """
     from signals import monitors
+    from signals.monitors_metrics import MISSING
 
     home, config, now = common.place(), common.tree(SignalsConfig), datetime.now(UTC)
     start = parse_since(since, now=now) if since else None
@@ -71,7 +72,7 @@ def drift(
     rows = monitors.of_latest_hour(found.rows)
     result = {
         "state": found.latest.state, "sentence": found.latest.sentence, "do": found.latest.do, "rows": rows, "written": reference is None,
-        "missing": monitors.MISSING, "plot": str(plot) if plot else None,
+        "missing": MISSING, "plot": str(plot) if plot else None,
     }  # fmt: skip
     common.show(result, lambda: to_text(found, rows, everything=everything))
     return 0
@@ -79,8 +80,9 @@ def drift(
 
 def to_text(found: "Drift", rows: Sequence[Mapping[str, Any]], *, everything: bool) -> str:
     """Return the newest hour as a table and the sentence that it amounts to."""
-    from signals.monitors import MISSING, SHARES
+    from signals.monitors import SHARES
     from signals.monitors_alarms import shown
+    from signals.monitors_metrics import MISSING
 
     chosen = [row for row in rows if everything or row["alarm"] or row["kind"] in ("mean", "correlation")]
     lines: list[str] = []

@@ -24,7 +24,7 @@ from signals import lake, monitors_alarms
 from signals.config import SignalsConfig
 from signals.monitors_alarms import Latest
 from signals.monitors_facts import Facts, load
-from signals.monitors_metrics import METRICS, MISSING, prepared
+from signals.monitors_metrics import METRICS, prepared
 from signals.monitors_rows import Pair, Row, rows_of
 from signals.tables import DRIFT
 
@@ -32,7 +32,6 @@ LOG: Final = logging.getLogger(__name__)
 HOUR: Final = timedelta(hours=1)
 FIRST_HOURS: Final = 24
 """Hours that the first run looks at; `--since` asks for more."""
-__all__ = ("FIRST_HOURS", "MISSING", "SHARES", "after_distil", "examine", "history", "latest", "run")
 SHARES: Final = frozenset(metric.name for metric in METRICS if metric.share)
 
 
@@ -114,13 +113,20 @@ def examine(home: Home, config: SignalsConfig, *, now: datetime, since: datetime
     rows: list[Row] = []
     for hour, version in hours.filter(pl.col("hour") >= floor_hour(since)).iter_rows():
         rows += look(facts, version, hour=hour, until=min(hour + HOUR, now), config=config)
-    return Drift(rows=rows, latest=summary(rows, now=now))
+    return Drift(rows=rows, latest=summary(rows, now=now, tombstoned=facts.tombstoned))
 
 
-def summary(rows: Sequence[Row], *, now: datetime) -> Latest:
-    """Return what the newest hour's rows amount to."""
-    newest = max((row["window_start"] for row in rows), default=None)
-    last = [{**row, "share": row["metric"] in SHARES} for row in rows if row["window_start"] == newest]
+def summary(rows: Sequence[Row], *, now: datetime, tombstoned: frozenset[int] = frozenset()) -> Latest:
+    """Return what the newest hour's rows amount to; a policy that was rolled back has stopped being news.
+
+    Args:
+        rows: Rows of any hours.
+        now: The present.
+        tombstoned: Policy versions that were rolled back.
+    """
+    serving = [row for row in rows if row["policy_version"] not in tombstoned]
+    newest = max((row["window_start"] for row in serving), default=None)
+    last = [{**row, "share": row["metric"] in SHARES} for row in serving if row["window_start"] == newest]
     state, sentence, do = monitors_alarms.conclude(last)
     versions = {row["policy_version"] for row in last}
     keep = ("metric", "policy_version", "reference_version", "value", "expected", "effect", "n", "m", "share")

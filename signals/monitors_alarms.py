@@ -76,13 +76,14 @@ def conclude(rows: Sequence[Mapping[str, Any]]) -> tuple[State, str, str]:
     if policy:
         versions = sorted({row["policy_version"] for row in policy})
         named = " and ".join(f"policy {version}" for version in versions)
-        also = f"; the traffic changed too ({_names(traffic)})" if traffic else ""
+        also = f"; the traffic or what is around it changed too ({_names(traffic)})" if traffic else ""
         more = f"{named} behaves differently on the same traffic: {'; '.join(map(describe, _worst(policy)))}{also}"
         return "policy", more, f"look at some of its turns (tidegate signals explain turn ID); if they are bad, roll back: see {RUNBOOK}"
     if traffic:
         clause = "; ".join(map(describe, _worst(traffic)))
         do = f"no roll-back: the policy does what it did before. Find out what users or clients changed: see {RUNBOOK}"
-        return "traffic", f"the traffic changed, not the policy: {clause}", do
+        what = "the traffic" if any(row["about"] == "traffic" for row in traffic) else "something around the policy"
+        return "traffic", f"{what} changed, not the policy: {clause}", do
     tested = sum(row["p"] is not None for row in rows)
     return "quiet", f"quiet: {tested} comparisons, none beyond its limit", ""
 

@@ -80,6 +80,7 @@ def load(home: Home, config: MonitorsConfig, *, since: datetime, until: datetime
     first = cast("datetime | None", turns["started_at"].min())
     for extra in (rewards, *_from_events(home, first or until, window_s), _surprise(home, first or until, versions)):
         turns = turns.join(extra, on=TURN, how="left")
+    turns = turns.with_columns(pl.lit(None, pl.Float64).alias(name) for name in COMPONENTS if name not in turns.columns)  # an older lake
     return Facts(turns=turns.sort("started_at", *TURN), tombstoned=tombstoned)
 
 

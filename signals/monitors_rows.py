@@ -98,7 +98,7 @@ def _row(pair: Pair, metric: str, *, about: str, kind: str, **values: Any) -> Ro
 
 def _codes(pair: Pair, config: MonitorsConfig) -> _Coded:
     """Code users and strata; sessions stand for users where either side has too few of them."""
-    n_users = min(side["user_key"].n_unique() for side in (pair.current, pair.reference))
+    n_users = min(side["user_key"].n_unique() for side in (pair.current, pair.reference) if len(side))
     unit = "user_key" if n_users >= config.min_users else "session_id"
     chars = pair.reference["session_chars"].median() if len(pair.reference) else None
     long_from = float(chars) if isinstance(chars, int | float) else math.inf
@@ -180,7 +180,8 @@ def judge(metric: Metric, found: Comparison, config: MonitorsConfig, *, same_pol
     outside = same_policy or metric.outside
     if beyond(own, found.p):
         why = "changed, and the mix of traffic does not explain it"
-        return ("traffic", found.p, f"{why}; the policy is the same, so something around it did") if outside else ("policy", found.p, why)
+        around = "the policy is the same, so something around it did" if same_policy else "this is never the policy's doing"
+        return ("traffic", found.p, f"{why}; {around}") if outside else ("policy", found.p, why)
     if beyond(plain, found.p_plain):
         explained = found.expected - found.reference
         if explained / plain >= EXPLAINED:

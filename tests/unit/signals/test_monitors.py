@@ -316,3 +316,19 @@ def test_beside_a_canary_both_sides_are_held_to_every_look() -> None:
     later = next(row for row in look(earlier, after(invalid=0.2)) if (row["metric"], row["kind"]) == ("invalid_calls", "mean"))
     assert (beside["value"], beside["expected"]) == (later["value"], later["expected"])
     assert later["p"] < beside["p"]
+
+
+def test_a_policy_that_was_rolled_back_is_no_news_any_more() -> None:
+    rows = [*look(BEFORE, after(invalid=0.5)), *look(BEFORE, after(invalid=0.5), version=1)]
+    assert monitors.summary(rows, now=HOUR).state == "policy"
+    found = monitors.summary(rows, now=HOUR, tombstoned=frozenset({2}))
+    assert (found.state, found.alarms) == ("unknown", [])
+    assert {row["policy_version"] for row in found.figures} == {1}
+
+
+def test_failing_machinery_is_not_called_traffic_and_not_blamed_on_the_policy() -> None:
+    failing = [row | ({"outcome": "infra_error", "reward": None, "completions": 0} if n % 3 == 0 else {}) for n, row in enumerate(after())]
+    rows = look(BEFORE, failing)
+    assert alarms(rows)["infra_errors"] == "traffic"
+    assert "policy" not in {row["cause"] for row in rows if row["about"] == "coverage"}
+    assert "something around the policy changed, not the policy: infra_errors" in monitors.summary(rows, now=HOUR).sentence
