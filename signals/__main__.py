@@ -18,6 +18,7 @@ app.command(explain_app)
 app.command(quarantine_app)
 app.command("signals.drift_commands:app", name="drift", help="Show what a policy does differently, and whose doing it is.")
 app.command(survival)
+app.command("signals.followup_commands:app", name="followup", help="Read what the next user message says about the answer before it.")
 for _name, _line in (
     ("check", "Check that every Kafka offset that was read is in the lake exactly once."),
     ("compact", "Merge the small files of days that are over."),
@@ -222,17 +223,6 @@ def baselines(*, common: Common = Common()) -> None:
         medians["*"] = round(float(frame["sampling_ms"].median()), 1)
     lines = ["[rewards.latency_medians_ms]", *[f"{json.dumps(bucket)} = {value}" for bucket, value in medians.items()]]
     common.show({"latency_medians_ms": medians}, lambda: "\n".join(lines))
-
-
-@app.command(name="fit-followups")
-def fit_followups(*, common: Common = Common()) -> None:
-    """Refit the follow-up model on the committed labels and print what to commit."""
-    from dataclasses import asdict
-
-    from signals.fitting import fit, labelled
-
-    found = asdict(fit(labelled()))
-    common.show(found, lambda: "\n".join(f"{name}: {value}" for name, value in found.items()))
 
 
 if __name__ == "__main__":

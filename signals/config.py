@@ -72,7 +72,24 @@ class RewardsConfig(Section):
 
 
 class FollowupsConfig(Section):
-    """The model that reads a user's next message."""
+    """The model that reads a user's next message, and the optional judge beside it."""
+
+    judge_url: str = ""
+    """Base address of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; empty: no judge. It sees users' messages."""
+    judge_model: str = ""
+    """Model that the server is asked for."""
+    judge_votes: int = Field(default=3, ge=1, le=15)
+    """Answers asked for one message; the share of yes is the verdict."""
+    judge_timeout_s: float = Field(default=20.0, gt=0)
+    """For all votes on one message together; late means no verdict."""
+    judge_margin: float = Field(default=0.3, ge=0, le=0.5)
+    """The judge is asked where the classifier's P lies within this of 0.5: elsewhere it would cost much and change little."""
+    judge_share: float = Field(default=0.5, ge=0, le=1)
+    """Weight of the verdict in the log-odds of the mixed P."""
+    judge_max_calls: int = Field(default=1000, ge=0)
+    """Requests of one run; then no more verdicts."""
+    judge_max_tokens: int = Field(default=500_000, ge=0)
+    """Tokens of one run, counted by the server; then no more verdicts."""
 
 
 class LakeConfig(Section):

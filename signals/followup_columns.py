@@ -1,59 +1,73 @@
-"""The follow-up classifier as Spark columns: mirror of `followups.py`, held equal by a property test.
+"""The follow-up classifier as a Spark column: batches of turns go to Python workers as Arrow, where the model is loaded once.
+
+Held equal to `followups.py` by a property test. The driver never loads the model. Turns without a next message cross as nulls and cost
+next to nothing; a worker remembers embeddings, so the message of one turn is not embedded again as the previous one of the next.
 
 Takes: turns with the next message, the previous one and how the reply came. Gives: the same rows with `dissatisfied`.
 Leaves out: what is done with it (`judgement.py`).
 """
 
-from dataclasses import astuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from signals import followups
-
-
-def normalised(text: Column) -> Column:
-    """Mirror of `followups.normalise`."""
-    plain = F.regexp_replace(F.lower(F.substring(text, 1, followups.MAX_CHARS)), followups.APOSTROPHES, "")
-    return F.concat(F.lit(" "), F.trim(F.regexp_replace(plain, followups.SEPARATORS, " ")), F.lit(" "))
-
-
-def _trigrams(text: Column) -> Column:
-    """Return the distinct trigrams of the start of a normalised text column."""
-    size = F.least(F.length(text), F.lit(followups.TRIGRAM_CHARS))
-    starts = F.when(size >= 3, F.sequence(F.lit(1), size - 2)).otherwise(F.array().cast("array<int>"))
-    return F.array_distinct(F.transform(starts, lambda i: F.substring(text, i, F.lit(3))))
+from signals.judge import mixed, verdict_key
 
 
 def with_dissatisfied(
-    frame: DataFrame, message: Column, previous: Column, *, stack_traces: Column, reply_delay_ms: Column, interrupted: Column
+    frame: DataFrame,
+    message: Column,
+    previous: Column,
+    *,
+    stack_traces: Column,
+    reply_delay_ms: Column,
+    interrupted: Column,
+    verdicts: Mapping[str, float] | None = None,
+    share: float = 0.5,
 ) -> DataFrame:
-    """Add `dissatisfied`; null where there is no message. Mirror of `followups.features` and `followups.dissatisfied`.
+    """Add `dissatisfied`; null where there is no message. The same as `followups.features` and `followups.dissatisfied`.
 
-    Step by step through helper columns: written as one expression, the text would be normalised a dozen times over.
+    Args:
+        frame: Turns.
+        message: The next user message; null when there is none.
+        previous: The turn's own user message; null when its text was not kept.
+        stack_traces: Stack traces attached to the next message.
+        reply_delay_ms: From the turn's end to the next message; null when unknown.
+        interrupted: Whether the user stopped the turn.
+        verdicts: Frozen verdicts of the optional judge (`judge.Verdicts.frozen`); none by default.
+        share: How much a verdict counts, see `judge.mixed`.
     """
-    text, before, after = F.col("_text"), F.col("_before"), F.col("_after")
+    judged = dict(verdicts or {})
 
-    def has(phrases: tuple[str, ...]) -> Column:
-        return text.rlike(followups.pattern(phrases)).cast("double")
+    def scored(batches: Iterator[tuple[pa.Array, pa.Array, pa.Array, pa.Array, pa.Array]]) -> Iterator[pa.Array]:
+        from signals.followup_scoring import Row, scorer  # in the worker: the driver has no model
 
-    cap = F.lit(followups.DELAY_CAP_LOG)
-    seconds = F.greatest(reply_delay_ms, F.lit(0)) / F.lit(1000.0)
-    union = F.size(F.array_union(before, after))
-    columns = {
-        "missed": has(followups.MISSED),
-        "redo": has(followups.REDO),
-        "praise": has(followups.PRAISE),
-        "onward": has(followups.ONWARD),
-        "failure": F.when(stack_traces > 0, F.lit(1.0)).otherwise(has(followups.FAILURE)),
-        "repeat": F.when(before.isNull() | (union == 0), F.lit(0.0)).otherwise(F.size(F.array_intersect(before, after)) / union),
-        "interrupted": interrupted.cast("double"),
-        "delay": F.when(reply_delay_ms.isNull(), F.lit(0.5)).otherwise(F.least(F.log1p(seconds), cap) / cap),
-    }
-    score = F.lit(followups.INTERCEPT)
-    for name, weight in zip(followups.Features.__dataclass_fields__, astuple(followups.COEFFICIENTS), strict=True):
-        score = score + F.lit(weight) * columns[name]
-    helpers = frame.withColumns({"_text": normalised(message), "_was": normalised(previous)})
-    helpers = helpers.withColumns({"_after": _trigrams(text), "_before": _trigrams(F.col("_was"))}).withColumn("_score", score)
-    probability = F.when(text.isNotNull(), F.lit(1.0) / (F.lit(1.0) + F.exp(-F.col("_score"))))
-    return helpers.withColumn("dissatisfied", probability).drop("_text", "_was", "_after", "_before", "_score")
+        for messages, earlier, traces, delays, stops in batches:
+            out: list[float | None] = [None] * len(messages)
+            present = [index for index, valid in enumerate(messages.is_valid().to_pylist()) if valid]
+            if present:
+                taken = [column.take(pa.array(present)).to_pylist() for column in (messages, earlier, traces, delays, stops)]
+                rows = [
+                    Row(message=text, previous=old, stack_traces=trace or 0, reply_delay_ms=delay, interrupted=bool(stop))
+                    for text, old, trace, delay, stop in zip(*taken, strict=True)
+                ]
+                for index, row, p in zip(present, rows, scorer().score(rows), strict=True):
+                    verdict = judged.get(verdict_key(row.message, row.previous)) if judged else None
+                    out[index] = p if verdict is None else mixed(p, verdict, share)
+            yield pa.array(out, pa.float64())
+
+    make = cast("Callable[[Any, str], Callable[..., Column]]", F.arrow_udf)  # its overloads know only functions of one column
+    udf = make(scored, "double")
+    return frame.withColumn(
+        "dissatisfied",
+        udf(
+            message.cast("string"),
+            F.when(message.isNotNull(), previous.cast("string")),
+            stack_traces.cast("int"),
+            reply_delay_ms.cast("long"),
+            interrupted.cast("boolean"),
+        ),
+    )

@@ -1,126 +1,137 @@
-"""How likely the next user message shows that the user was not satisfied: a small calibrated model on readable features.
+"""How likely the next user message shows that the user was not satisfied: a calibrated linear model on sentence embeddings and behaviour.
 
-A first heuristic, to be replaced by a model on sentence embeddings. It looks at what people do when an answer missed: they say so,
-ask for it undone or done differently, repeat themselves, paste the error, stop the agent, come back at once. Phrases are matched in eight
-languages on normalised text; a lexicon of "negative words" is unfit ("kill the process, fix the error" is a new task).
+It looks at what people do when an answer missed: they say so, ask for it undone or done differently, repeat themselves, paste the failure,
+stop the agent, come back at once. A message that merely mentions errors is a new task ("kill the process, fix the error handling").
+"Dissatisfied" means: the message shows that the previous answer did not do what the user wanted. Building on an answer, answering a
+question of the agent, reporting a problem of something else and moving on do not.
+
+Everything is added up in whole numbers, so a probability is the same on every machine, in every batch and in both implementations.
 
 Takes: two consecutive user messages and what lay between them. Gives: features and P(dissatisfied).
-The coefficients were fitted on `signals/data/followups.jsonl` by `python -m signals fit-followups`, and a test refits them.
-Leaves out: the same rules as Spark columns (`transforms.py`).
+Leaves out: the embedding model (`followup_encoder.py`, loaded on first use), the same for many rows (`followup_scoring.py`) and as a Spark
+column (`followup_columns.py`), how the weights came about (`fitting.py`).
 """
 
+import hashlib
+import json
 import math
-import re
-from dataclasses import astuple, dataclass
-from typing import Final
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
-MAX_CHARS: Final = 2000
-"""Longer messages are pasted files; what the user says comes first."""
-TRIGRAM_CHARS: Final = 300
-"""Similarity looks at the start of both messages; quadratic cost is bounded."""
-DELAY_CAP_LOG: Final = 7.0
-"""log(1 + seconds) of about 18 minutes; later replies are all the same to us."""
+from signals.followup_cues import NAMES, UNIT, cleaned, surface
 
-APOSTROPHES: Final = "['’`]"
-SEPARATORS: Final = r"[\t\n\r !-/:-@\[-_{-~«»„“”…。，！？、：；（）¿¡]+"
-
-MISSED: Final = (
-    " not what i ", " wrong ", " incorrect ", " doesnt work ", " didnt work ", " does not work ", " did not work ", " not working ",
-    " still fails ", " still failing ", " still broken ", " still not ", " still doesnt ", " still didnt ", " still wrong ",
-    " still the same ", " still get ", " still getting ", " still see ", " isnt right ", " not right ", " thats not ", " that is not ",
-    " you broke ", " you missed ", " you forgot ", " why did you ", " dont want ", " did not want ", " didnt want ", " didnt ask ",
-    " did not ask ", " i said ", " i asked ", " i told you ", " you ignored ", " broke ", " broken now ", " makes no sense ",
-    " same error ", " no thats ", " nope ", " bad ", " falsch ", " geht nicht ", " funktioniert nicht ", " immer noch ",
-    " das ist nicht ", " nicht das ", " stimmt nicht ", " ich wollte ", " kaputt ", " no funciona ", " sigue fallando ", " sigue sin ",
-    " está mal ", " esta mal ", " eso no ", " no es lo que ", " mal hecho ", " te dije ", " ne marche pas ", " ne fonctionne pas ",
-    " toujours pas ", " cest faux ", " ce nest pas ", " pas ce que ", " encore une erreur ", " não funciona ", " nao funciona ",
-    " ainda não ", " está errado ", " não é isso ", " continua falhando ", " не работает ", " неправильно ", " не то ", " всё ещё ",
-    " все еще ", " опять ", " сломал ", " я просил ", "不对", "不行", "还是", "错了",
-    "没有用", "不是我", "不工作", "動きません", "動かない", "違います", "違う", "まだ",
-    "間違って", "ではなく",
-)  # fmt: skip
-"""The user says that it missed."""
-
-REDO: Final = (
-    " undo ", " revert ", " roll back ", " put it back ", " put back ", " try again ", " once more ", " redo ", " start over ",
-    " change it back ", " go back ", " instead of what ", " remove what you ", " stop ", " rückgängig ", " mach das weg ", " nochmal ",
-    " noch einmal ", " deshaz ", " otra vez ", " de nuevo ", " revierte ", " annule ", " reviens ", " refais ", " desfaça ",
-    " de novo ", " reverta ", " отмени ", " верни ", " заново ", " переделай ", "撤销", "重做", "改回", "重新", "元に戻", "やり直",
-)  # fmt: skip
-"""The user wants it undone or done again."""
-
-PRAISE: Final = (
-    " thanks ", " thank you ", " thx ", " great ", " perfect ", " nice ", " awesome ", " works now ", " works well ", " it works ",
-    " good ", " lgtm ", " looks good ", " excellent ", " cool ", " danke ", " super ", " perfekt ", " passt ", " gracias ",
-    " perfecto ", " genial ", " merci ", " parfait ", " obrigado ", " perfeito ", " ótimo ", " спасибо ", " отлично ", " супер ", "谢谢",
-    "很好", "完美", "可以了", "ありがと", "完璧", "いいね",
-)  # fmt: skip
-"""The user is pleased."""
-
-ONWARD: Final = (
-    " now ", " next ", " also ", " then ", " another ", " additionally ", " commit ", " push ", " new ", " jetzt ", " als nächstes ",
-    " außerdem ", " ahora ", " también ", " después ", " maintenant ", " ensuite ", " aussi ", " agora ", " também ", " теперь ",
-    " дальше ", " ещё добавь ", "现在", "接下来", "另外", "次に", "次は", "今度",
-)  # fmt: skip
-"""The user moves on."""
-
-FAILURE: Final = (
-    " traceback ", " exception ", " error ", " errors ", " failed ", " fails ", " typeerror ", " nameerror ", " syntaxerror ",
-    " segfault ", " fehler ", " erreur ", " erro ", " ошибка ", "报错", "エラー",
-)  # fmt: skip
-"""Words of a pasted failure."""
+HEAD_FILE: Final = Path(__file__).parent / "data" / "followup_head.json"
+DIM: Final = 512
+"""Length of an embedding."""
+SCALE: Final = 4096
+"""An embedding of length 1 has components in [-SCALE, SCALE]."""
+BEHAVIOUR: Final = ("interrupted", "stack_trace", "quick", "slow", "similar")
+"""What the user did beside writing: stopped the turn, attached a stack trace, came back within QUICK_S, came back after SLOW_S, and how
+near in meaning the two messages are. Whole numbers in [0, UNIT]; 0 also when unknown."""
+QUICK_S: Final = 15.0
+"""Nobody has read an answer and tried it in this time."""
+SLOW_S: Final = 300.0
+"""Time enough to have used the answer."""
+FLOOR: Final = 1e-6
+"""No message is certain evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """What the model looks at; each in [0, 1]."""
+    """What the model looks at, as whole numbers."""
 
-    missed: float
-    redo: float
-    praise: float
-    onward: float
-    failure: float
-    """A stack trace is attached or failure words are in the text."""
-    repeat: float
-    """Trigram similarity of the two messages."""
-    interrupted: float
-    """The user stopped the turn between them."""
-    delay: float
-    """log(1 + seconds to reply) / 7, capped; 0.5 when unknown."""
+    embedding: tuple[int, ...]
+    """[DIM] embedding of the message, in steps of 1 / SCALE."""
+    surface: tuple[int, ...]
+    """Cues and shape of the text, in the order of `followup_cues.NAMES`."""
+    behaviour: tuple[int, ...]
+    """In the order of BEHAVIOUR."""
 
 
-INTERCEPT: Final = 0.61
-COEFFICIENTS: Final = Features(missed=2.84, redo=1.51, praise=-1.61, onward=-1.05, failure=0.64, repeat=1.32, interrupted=0.3, delay=-2.37)
-"""Logistic regression, L2 penalty 1 on all but the intercept; refit with `python -m signals fit-followups`.
-Leave-one-out on 128 rows: Brier .056, 95 % right, calibration error .12. Optimistic: phrases and labels are by the same hands."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The fitted weights and how the model did on messages of kinds that it had not seen."""
+
+    embedding: tuple[int, ...]
+    surface: tuple[int, ...]
+    behaviour: tuple[int, ...]
+    intercept: int
+    unit: float
+    """What one step of the sum is worth before calibration."""
+    slope: float
+    offset: float
+    """Platt calibration, fitted on out-of-fold sums: P = 1 / (1 + exp(-(slope * unit * sum + offset)))."""
+    threshold: float
+    """A message at or above it counts as dissatisfied where a yes or no is needed: 90 % precision out of fold."""
+    tpr: float
+    """Share of dissatisfied held-out messages at or above the threshold; with `fpr` it corrects rates, (q - fpr) / (tpr - fpr)."""
+    fpr: float
+    """Share of other held-out messages at or above the threshold."""
+    encoder_sha256: str
+    labels_sha256: str
+    digest: str
+    """Of the file, the cues and the rules here; part of `reward_version`."""
 
 
-def normalise(text: str) -> str:
-    """Lower-case, drop apostrophes, turn punctuation into single spaces, pad with one space on both sides."""
-    plain = re.sub(APOSTROPHES, "", text[:MAX_CHARS].lower())
-    return f" {re.sub(SEPARATORS, ' ', plain).strip(' ')} "
+RULES: Final = 2
+"""Raise it when a rule here or in `followup_cues.py` changes, so that the reward version changes with it."""
 
 
-def pattern(phrases: tuple[str, ...]) -> str:
-    """Return one regular expression for a phrase list, read alike by Python and Java (phrases are letters and spaces)."""
-    return "|".join(phrases)
+def read_head(path: Path = HEAD_FILE) -> Head:
+    """Read a head.
+
+    Raises:
+        ValueError: It belongs to other features than these.
+    """
+    raw = path.read_bytes()
+    found: dict[str, Any] = json.loads(raw)
+    if tuple(found["surface"]) != NAMES or tuple(found["behaviour"]) != BEHAVIOUR or len(found["embedding"]) != DIM:
+        raise ValueError(f"{path} was fitted on other features; fit it again: tidegate signals followup fit")
+    return Head(
+        embedding=tuple(found["embedding"]),
+        surface=tuple(found["surface"].values()),
+        behaviour=tuple(found["behaviour"].values()),
+        **{name: found[name] for name in ("intercept", "unit", "slope", "offset", "threshold", "tpr", "fpr")},
+        encoder_sha256=found["encoder_sha256"],
+        labels_sha256=found["labels_sha256"],
+        digest=hashlib.sha256(f"{RULES} ".encode() + raw).hexdigest()[:12],
+    )
 
 
-def trigrams(normalised: str) -> set[str]:
-    """Return the distinct character trigrams of the start of a normalised text."""
-    head = normalised[:TRIGRAM_CHARS]
-    return {head[start : start + 3] for start in range(len(head) - 2)}
+@cache
+def head() -> Head:
+    """Return the committed head."""
+    return read_head()
 
 
-def similarity(one: str, other: str) -> float:
-    """Return the Jaccard similarity of two normalised texts' trigrams, in [0, 1]; 0 when neither has any."""
-    first, second = trigrams(one), trigrams(other)
-    union = len(first | second)
-    return len(first & second) / union if union else 0.0
+def version() -> str:
+    """Return the digest of everything that decides a probability: weights, calibration, encoder, rules."""
+    return head().digest
+
+
+def behaviour(*, stack_traces: int, reply_delay_ms: int | None, interrupted: bool, similarity: int) -> tuple[int, ...]:
+    """Describe what the user did, in the order of BEHAVIOUR.
+
+    Args:
+        stack_traces: Stack traces attached to the message.
+        reply_delay_ms: From the turn's end to the message; None when unknown.
+        interrupted: Whether the user stopped the turn.
+        similarity: Product of the two embeddings, in steps of 1 / SCALE^2; 0 when there is no previous message.
+    """
+    seconds = None if reply_delay_ms is None else max(reply_delay_ms, 0) / 1000.0
+    return (
+        UNIT if interrupted else 0,
+        UNIT if stack_traces > 0 else 0,
+        UNIT if seconds is not None and seconds <= QUICK_S else 0,
+        UNIT if seconds is not None and seconds >= SLOW_S else 0,
+        min(max(similarity, 0) * UNIT // (SCALE * SCALE), UNIT),
+    )
 
 
 def features(message: str, *, previous: str | None, stack_traces: int, reply_delay_ms: int | None, interrupted: bool) -> Features:
-    """Describe a follow-up.
+    """Describe a follow-up; loads the embedding model on first use.
 
     Args:
         message: The next user message.
@@ -128,28 +139,35 @@ def features(message: str, *, previous: str | None, stack_traces: int, reply_del
         stack_traces: Stack traces attached to the next message.
         reply_delay_ms: From the turn's end to the message; None when unknown.
         interrupted: Whether the user stopped the turn.
+
+    Raises:
+        MissingDependency: See `followup_encoder.encoder`.
     """
-    text = normalise(message)
+    from signals.followup_encoder import embed
 
-    def has(phrases: tuple[str, ...]) -> float:
-        return 1.0 if re.search(pattern(phrases), text) else 0.0
-
-    delay = 0.5 if reply_delay_ms is None else min(math.log1p(max(reply_delay_ms, 0) / 1000.0), DELAY_CAP_LOG) / DELAY_CAP_LOG
+    text, before = cleaned(message), None if previous is None else cleaned(previous)
+    vectors = [tuple(map(int, row)) for row in embed([text] if before is None else [text, before])]
+    similarity = 0 if before is None else sum(a * b for a, b in zip(*vectors, strict=True))
     return Features(
-        missed=has(MISSED),
-        redo=has(REDO),
-        praise=has(PRAISE),
-        onward=has(ONWARD),
-        failure=1.0 if stack_traces > 0 else has(FAILURE),
-        repeat=0.0 if previous is None else similarity(normalise(previous), text),
-        interrupted=float(interrupted),
-        delay=delay,
+        embedding=vectors[0],
+        surface=surface(text, before),
+        behaviour=behaviour(stack_traces=stack_traces, reply_delay_ms=reply_delay_ms, interrupted=interrupted, similarity=similarity),
     )
 
 
+def total(x: Features, weights: Head) -> int:
+    """Return the weighted sum of features, exactly."""
+    own = (*x.embedding, *x.surface, *x.behaviour)
+    return weights.intercept + sum(w * v for w, v in zip((*weights.embedding, *weights.surface, *weights.behaviour), own, strict=True))
+
+
+def probability(summed: int, weights: Head) -> float:
+    """Return the calibrated probability of a sum, in [FLOOR, 1 - FLOOR], rounded to what every machine computes alike."""
+    score = weights.slope * (weights.unit * summed) + weights.offset
+    p = 1.0 / (1.0 + math.exp(-score)) if score > -700.0 else 0.0
+    return min(max(round(p, 6), FLOOR), 1.0 - FLOOR)
+
+
 def dissatisfied(x: Features) -> float:
-    """Return P(dissatisfied) = 1 / (1 + exp(-(b + w x))), in (0, 1)."""
-    score = INTERCEPT
-    for weight, value in zip(astuple(COEFFICIENTS), astuple(x), strict=True):
-        score += weight * value
-    return 1.0 / (1.0 + math.exp(-score))
+    """Return P(dissatisfied), in (0, 1)."""
+    return probability(total(x, head()), head())

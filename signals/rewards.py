@@ -165,8 +165,7 @@ def reward_version(config: RewardsConfig) -> str:
         "rules": RULES,
         "components": COMPONENTS,
         "partly_kept": PARTLY_KEPT,
-        "follow_up": [followups.INTERCEPT, repr(followups.COEFFICIENTS), followups.MISSED, followups.REDO, followups.PRAISE,
-                      followups.ONWARD, followups.FAILURE, followups.APOSTROPHES, followups.SEPARATORS],
+        "follow_up": followups.version(),
         "config": config.model_dump(mode="json"),
-    }  # fmt: skip
+    }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:12]
