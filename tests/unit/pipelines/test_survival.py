@@ -75,7 +75,7 @@ CASES = {
     "reindented by the user": ("if x:\n", "if x:\nfoo(alpha)\n", "if x:\n    foo(alpha)\n", 1.0, 1.0),
     "unicode": ("naïve\n", "naïve 🎉🎊🎈🎁 été\n", "naïve 🎉🎊🎈🎁 été\n# ok\n", 1.0, 1.0),
     # the old line comes back beside the new one: abcdef (3 grams) against "abcdef\nuvwxyz" (10): 2 * 3 / 13
-    # the heading is reworded under a hundred new lines with headings of the same kind; "# 1.2 (May)\nfixed a\n" is followed: 8 grams shared of 11 and 17
+    # the heading is reworded under new lines with headings of its kind; "# 1.2 (May)\nfixed a\n" is followed: 8 grams shared of 11 and 17
     "a reworded line among many new ones": (
         "Changes\n",
         "Changes\n# 1.2\nfixed a\n",
