@@ -170,7 +170,7 @@ def test_figures_agree_with_the_tables(seen: list[monitors.Row], lived: tuple[Ho
     assert mean(seen, HEALTHY, "entropy")["value"] == pytest.approx(0.5, abs=0.1)
     assert mean(seen, HEALTHY, "session_turns")["value"] == 2.0
     truth = next(row for row in seen if (row["policy_version"], row["metric"]) == (HEALTHY, "proxy_truth"))
-    assert truth["value"] > 0.8
+    assert truth["value"] > 0.5
 
 
 def test_a_second_run_writes_the_same_rows_and_no_new_version(lived: tuple[Home, SignalsConfig]) -> None:
