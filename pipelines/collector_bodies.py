@@ -63,7 +63,7 @@ def _gunzip(body: bytes, limit_bytes: int) -> bytes:
                 before = len(out)
                 out += member.decompress(rest, min(_CHUNK, limit_bytes + 1 - len(out)))
                 rest = member.unconsumed_tail
-                if not rest and len(out) == before:
+                if not member.eof and not rest and len(out) == before:
                     raise Unreadable(400, "truncated_body", "the gzip body ends too early")
             if len(out) > limit_bytes:
                 break

@@ -49,7 +49,7 @@ _FAILURES: Final = (
     (
         ev.ResultClass.INVALID_ARGUMENTS,
         re.compile(
-            r"(?:invalid|malformed|missing|bad|required).{0,20}(?:arg|param|input|json|schema|propert)|validation.?error|jsondecode", re.I
+            r"(?:invalid|malformed|missing|bad|required).{0,20}(?:arg|param|input|json|schema|property)|validation.?error|jsondecode", re.I
         ),
     ),
     (ev.ResultClass.PROVIDER_ERROR, re.compile(r"rate.?limit|overload|\b(?:429|5\d\d)\b|unavailable|quota", re.I)),
