@@ -216,3 +216,33 @@ def follow(start: int, end: int, changes: Sequence[Gap], *, beside: bool = False
             high = end + n_to - o_to
     low = low if into_low is None else into_low
     return low, max(low, high if into_high is None else into_high)
+
+
+def carry(start: int, end: int, texts: tuple[str, str], changes: Sequence[Gap], *, beside: bool = False) -> tuple[int, int]:
+    """Carry a region from one text into the next, as `follow`, with changes that could as well lie outside of it laid there.
+
+    A diff cannot tell whether a function was inserted before the two blank lines in front of another or after them: what is inserted is
+    the same. Inside a region such an insertion, or a deletion that takes a part of it, is moved to where it touches the region least.
+
+    Args:
+        start: First character of the region in the old text.
+        end: Character after it.
+        texts: The old text and the new one.
+        changes: What changed between them, from `gaps`.
+        beside: See `follow`.
+    """
+    laid = list(changes)
+    for at, (o_from, o_to, n_from, n_to) in enumerate(changes):
+        inserted, deleted = o_from == o_to, n_from == n_to
+        inside = inserted and start < o_from < end
+        partly = deleted and o_from < end and o_to > start and not (o_from <= start and o_to >= end)
+        if not inside and not partly:
+            continue
+        room = o_from - (changes[at - 1][1] if at else 0), (changes[at + 1][0] if at + 1 < len(changes) else len(texts[0])) - o_to
+        text, low, high = (texts[1], n_from, n_to) if inserted else (texts[0], o_from, o_to)
+        left, right = o_to - start, end - o_from
+        if left <= room[0] and text[high - left : high] == text[low - left : low]:
+            laid[at] = (o_from - left, o_to - left, n_from - left, n_to - left)
+        elif right <= room[1] and text[low : low + right] == text[high : high + right]:
+            laid[at] = (o_from + right, o_to + right, n_from + right, n_to + right)
+    return follow(start, end, laid, beside=beside)

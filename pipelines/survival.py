@@ -30,7 +30,7 @@ from typing import Final
 import numpy as np
 
 from pipelines.events import pack_ids, unpack_ids
-from pipelines.regions import Gap, follow, gaps, line_gaps, trimmed
+from pipelines.regions import Gap, carry, gaps, line_gaps, trimmed
 
 GRAM: Final = 4
 """Characters in one gram: long enough to be specific to a phrase, short enough to survive a renamed variable."""
@@ -160,7 +160,7 @@ def advance(tracked: Tracked, now: str) -> Tracked:
         places = tracked.origin
     else:
         changes = gaps(tracked.text, text)
-        places = tuple(follow(hunk.start, hunk.end, changes) for hunk in tracked.hunks)
+        places = tuple(carry(hunk.start, hunk.end, (tracked.text, text), changes) for hunk in tracked.hunks)
     moved = (replace(hunk, start=low, end=high) for hunk, (low, high) in zip(tracked.hunks, places, strict=True))
     return replace(tracked, text=text, hunks=tuple(moved))
 
@@ -185,9 +185,9 @@ def score(tracked: Tracked, now: str | None) -> Survival:
     for hunk in tracked.hunks:
         narrow = wide = ""
         if now is not None:
-            low, high = follow(hunk.start, hunk.end, changes)
+            low, high = carry(hunk.start, hunk.end, (tracked.text, text), changes)
             narrow = text[low:high]
-            low, high = follow(hunk.start, hunk.end, changes, beside=True)
+            low, high = carry(hunk.start, hunk.end, (tracked.text, text), changes, beside=True)
             wide = text[low:high]
         weight = max(len(hunk.before), len(hunk.after))
         gone = max(reverted(hunk.before, hunk.after, narrow), reverted(hunk.before, hunk.after, wide) if wide != narrow else 0.0)

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pipelines.events import unpack_ids
-from pipelines.regions import follow, gaps
+from pipelines.regions import carry, follow, gaps
 from pipelines.survival import (
     SKETCH_GRAMS,
     Hunk,
@@ -81,6 +81,21 @@ CASES = {
         "Changes\n# 1.2\nfixed a\n",
         "Changes\n" + "".join(f"# 1.{n}\nnew {n}\n" for n in range(60, 3, -1)) + "# 1.2 (May)\nfixed a\n",
         2 * 8 / (11 + 17),
+        1.0,
+    ),
+    # the diff sees "def g\n\n\n" go in after the two blank lines that the policy wrote; as well it went in before them
+    "a block inserted in front, blank lines and all": (
+        "def e\n",
+        "def e\n\n\ndef f\n",
+        "def e\n\n\ndef g\n\n\ndef f\n",
+        1.0,
+        1.0,
+    ),
+    "a block deleted behind, blank lines and all": (
+        "def e\n\n\ndef g\n\n\ndef h\n",
+        "def e\n\n\ndef f\n\n\ndef g\n\n\ndef h\n",
+        "def e\n\n\ndef f\n\n\ndef h\n",
+        1.0,
         1.0,
     ),
     "old line put back beside the new one": ("abcdef\n", "uvwxyz\n", "abcdef\nuvwxyz\n", 1.0, None),
@@ -181,6 +196,16 @@ def test_what_lies_between_changes_is_equal(old: str, new: str) -> None:
         assert (o_from, n_from) >= (at_old, at_new)
         at_old, at_new = o_to, n_to
     assert old[at_old:] == new[at_new:]
+
+
+@UNHURRIED
+@given(TEXTS, TEXTS, st.lists(st.integers(0, 40), min_size=2, max_size=2), st.booleans())
+def test_a_carried_region_lies_in_the_new_text(old: str, new: str, ends: list[int], beside: bool) -> None:
+    start, end = sorted(min(place, len(old)) for place in ends)
+    low, high = carry(start, end, (old, new), gaps(old, new), beside=beside)
+    assert 0 <= low <= high <= len(new)
+    if old == new:
+        assert (low, high) == (start, end)
 
 
 @UNHURRIED
