@@ -62,6 +62,8 @@ def _copy(record: Record) -> Record:
     return Record(record.number, record.value, key=COPY) if own else record
 
 
+_UNUSED: Final = frozenset({"agent_message", "agent_reasoning", "task_started", "task_complete", "turn_started", "turn_complete"})
+"""Shown events that are most of a rollout and become nothing: whether they are repeated is not asked."""
 _HELD: Final = 100
 """Lines that are held back at most until it is clear whether a user's item is a copy."""
 
@@ -88,7 +90,8 @@ class Mapper:
         self._roots: dict[str, str] = {}
         """Session -> the ancestor that it and its forks share identities in."""
         self._root = ""
-        self._nth: Counter[str] = Counter()
+        self._nth: Counter[int] = Counter()
+        """Equal lines of the file so far, by a hash: a rollout may have a million lines."""
         self._model = ""
         self._side = False
         self._last_ms: int | None = None
@@ -106,11 +109,16 @@ class Mapper:
         if kind == "session_meta":
             self._open(payload)
             return None
+        name = word(payload.get("type"))
+        if kind not in ("response_item", "event_msg") or name in _UNUSED:
+            return None
         own = payload.get("call_id") or payload.get("id")
-        text = own if isinstance(own, str) else repr(payload)
-        key = f"{kind}/{payload.get('type')}/{digest(text)}"
-        self._nth[key] += 1
-        return f"{self._root}/{key}/{self._nth[key]}"
+        if isinstance(own, str) and own:
+            return f"{self._root}/{kind}/{name}/{own}"
+        key = f"{kind}/{name}/{digest(payload)}"
+        short = hash(key)
+        self._nth[short] += 1
+        return f"{self._root}/{key}/{self._nth[short]}"
 
     def facts(self, record: Record) -> Iterator[str]:
         """Count messages as the program shows them, calls as the model makes them."""

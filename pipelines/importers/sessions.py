@@ -20,6 +20,9 @@ from pipelines.storage import Home
 NAME_CHARS: Final = 200
 """Names of tools and models are cut to this."""
 
+_WINDOW_END_CHARS: Final = 1_000
+"""No secret that is recognised by its form is longer, but for private keys, which are recognised without their end."""
+
 Decision = Literal["accepted", "rejected", "partly", "undone"]
 
 
@@ -98,7 +101,7 @@ class Session:
         self.turn_id = identifier(turn_id, f"{self.session_id[:96]}/{self.turns}")
         payload = ev.TurnStartedPayload(
             turn_index=self.turns,
-            message=redact(text)[0][:MESSAGE_MAX_CHARS] if kept else None,
+            message=_redacted(text) if kept else None,
             message_chars=derived.chars,
             language=derived.language,
             stack_traces=derived.stack_traces,
@@ -263,3 +266,15 @@ class Session:
             "consent": stamp.consent,
             "client": stamp.client,
         }
+
+
+def _redacted(text: str) -> str:
+    """Return a message's beginning without secrets.
+
+    Only what can be kept is redacted, as pasted logs reach megabytes. A secret that the window cuts in two stands at its end, which
+    is dropped.
+    """
+    if len(text) <= MESSAGE_MAX_CHARS + _WINDOW_END_CHARS:
+        return redact(text)[0][:MESSAGE_MAX_CHARS]
+    window = redact(text[: MESSAGE_MAX_CHARS + _WINDOW_END_CHARS])[0]
+    return window[: min(MESSAGE_MAX_CHARS, len(window) - _WINDOW_END_CHARS)]

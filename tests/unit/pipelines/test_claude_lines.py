@@ -292,7 +292,7 @@ LINES = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(lines=st.lists(LINES.map(json.dumps) | st.text(max_size=12).map(lambda t: t.replace("\n", " ").replace("\r", " ")), max_size=12))
 def test_whatever_a_transcript_holds_every_line_is_accounted_for_once(lines: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "any.jsonl"

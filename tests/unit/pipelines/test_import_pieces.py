@@ -4,14 +4,15 @@ import io
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.events import ResultClass
+from pipelines.events import Client, Event, ResultClass
 from pipelines.importers import edit_sizes, records, texts
 from pipelines.importers.aider_lines import confirmation, is_command, reverted, token_counts
 from pipelines.importers.codex_items import is_program_text, outcome
 from pipelines.importers.edit_sizes import EditSize
+from pipelines.importers.sessions import Session, Stamp
 from pipelines.importers.shell_results import error_class, exit_class, test_counts
 
 
@@ -193,3 +194,21 @@ def test_numbers_and_times_that_are_none_are_none() -> None:
     assert [texts.milliseconds(value, unit_ms=1000) for value in (0.5, -1, float("nan"), None)] == [500.0, None, None, None]
     assert texts.time_ms("2026-02-03T09:00:00") == texts.time_ms("2026-02-03T09:00:00Z") == 1_770_109_200_000
     assert texts.identifier("half \ud83d" + "x" * 200, "d") == ("half ?" + "x" * 200)[:120]
+
+
+KEY = "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\n"
+
+
+@settings(max_examples=20, deadline=None)
+@given(at=st.integers(19_900, 21_100), fill=st.sampled_from(["word ", KEY]))
+def test_a_secret_at_the_edge_of_what_is_kept_of_a_long_message_does_not_stay_in_part(at: int, fill: str) -> None:
+    secret = "ghp_" + "abcdefghijklmnopqrstuvwxyz0123456789" * 2
+    text = (fill * (at // len(fill) + 1))[:at] + " " + secret + " tail" * 900
+    out: list[Event] = []
+    stamp = Stamp(user_key="u", consent="train", keep_text=True, client=Client(name="i"), keyed=lambda kind, raw: kind + raw)
+    Session(stamp, "s", out=out).turn("t", 0, text)
+    kept = next(event.payload.message for event in out if event.type == "turn_started")
+    assert kept is not None
+    assert len(kept) <= 20_000
+    assert "ghp_" not in kept
+    assert "BEGIN RSA" not in kept
