@@ -31,6 +31,8 @@ LOOK_S: Final = 0.2
 START_TIMEOUT_S: Final = 240.0
 """Longest wait for the first reward, with Spark's start in it."""
 STOP_TIMEOUT_S: Final = 60.0
+PATIENCE_S: Final = 120.0
+"""Longest wait for the last rewards, or eight triggers where that is longer."""
 
 
 @dataclass(slots=True)
@@ -39,10 +41,10 @@ class Live:
 
     trigger_s: float
     seconds: list[float] = field(default_factory=list)
-    """Of each session whose reward was found."""
+    """Of each session; of those whose reward was not found, the time they were waited for."""
     sent: int = 0
     unseen: int = 0
-    """Sessions whose reward did not come within four triggers."""
+    """Sessions whose reward did not come while it was waited for."""
 
 
 def session_events(name: str, now_ms: int) -> list[Event]:
@@ -130,7 +132,7 @@ def measure(config: SignalsConfig, home: Home, *, servers: str, trigger_s: float
 
 
 def _watch(producer: kafka.Producer, home: Home, job: "subprocess.Popen[bytes]", log: Path, *, trigger_s: float, live_s: float) -> Live:
-    """Send sessions and look for their rewards until all that count were found or have waited four triggers."""
+    """Send sessions and look for their rewards until all that count were found, or patience ended."""
     live, waiting, version = Live(trigger_s=trigger_s), dict[str, float](), 0
     begun, counted_from = time.monotonic(), 0.0
     due, number = begun, 0
@@ -154,8 +156,9 @@ def _watch(producer: kafka.Producer, home: Home, job: "subprocess.Popen[bytes]",
             if found and not counted_from:
                 counted_from = now
             live.seconds += [seen_at - waiting.pop(name) for name in sorted(found & set(waiting))]
-        if not sending and (not waiting or now - counted_from > live_s + 4 * trigger_s):
+        if not sending and (not waiting or now - counted_from > live_s + max(PATIENCE_S, 8 * trigger_s)):
             live.unseen = len(waiting)
+            live.seconds += [time.time() - sent_at for sent_at in waiting.values()]
             return live
         time.sleep(LOOK_S)
 

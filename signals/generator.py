@@ -68,7 +68,9 @@ REMARKS: Final = (
     "you changed {0} too, revert that part",
     "non, l'autre fichier",
 )
-FILES: Final = ("cart.py", "src/api/client.ts", "pkg/store/db.go", "app/models.rb", "lib/parser.rs", "tests/test_io.py")
+FOLDERS: Final = ("src", "api", "store", "app", "lib", "tests", "core", "ui", "jobs", "cmd")
+WORDS: Final = ("cart", "client", "parser", "model", "order", "queue", "token", "cache", "render", "invoice", "login", "index", "report")
+ENDINGS: Final = ("py", "ts", "go", "rb", "rs", "java", "cpp", "jsx")
 BUCKETS: Final = ("edit", "explain", "fix", "test", None)
 LANGUAGES: Final = ("en", "en", "en", "de", "fr", "ja", None)
 
@@ -174,7 +176,7 @@ class Session:
         rng = self.rng
         self._turn = f"{self.name}-{index}"
         remark = index > 0 and rng.random() < REMARK_SHARE
-        message = rng.choice(REMARKS if remark else REQUESTS).format(rng.choice(FILES))
+        message = rng.choice(REMARKS if remark else REQUESTS).format(self._file())
         self.add("turn_started", {
             "turn_index": index, "message": message, "message_chars": len(message), "language": rng.choice(LANGUAGES),
             "stack_traces": int("Traceback" in message), "reply_delay_ms": rng.randrange(1_000, 200_000) if index else None,
@@ -193,6 +195,11 @@ class Session:
             self.add("feedback", {"source": "thumb", "score": rng.choice((-1.0, 1.0))}, after_ms=20_000)
         if rng.random() < 0.03:
             self.add("interrupted", {"by": rng.choice(("user", "user", "system"))})
+
+    def _file(self) -> str:
+        """Return a path; hardly any two messages are the same then, as a cache of texts must not make the bench look better than life."""
+        rng = self.rng
+        return f"{rng.choice(FOLDERS)}/{rng.choice(WORDS)}_{rng.choice(WORDS)}{rng.randrange(100)}.{rng.choice(ENDINGS)}"
 
     def _completion(self, step: int, *, calls: int) -> None:
         rng, identity = self.rng, f"{self._turn}-c{step}"
