@@ -85,7 +85,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _rate("invalid_calls", pl.col("invalid_calls"), of=pl.col("calls"), doc="tool calls with an unknown name or invalid arguments"),
     _rate(
-        "asks", ~_QUIET & (pl.col("edits") == 0), of=pl.col("question").is_not_null(), doc="turns that end in a question and have no edit"
+        "asks", ~_QUIET & (pl.col("edits") == 0), of=pl.col("question").is_not_null(),
+        doc="turns that end in a question without an edit, of those that end in text",
     ),
     _rate("edit_turns", pl.col("edits") > 0, of=_ANSWERED, harm=-1, doc="answered turns with an edit"),
     _rate(

@@ -144,7 +144,7 @@ def _mean_rows(metric: Metric, sides: tuple[Observations, Observations], pair: P
     if pair.reference_version is None:
         yield _row(pair, metric.name, about=metric.about, kind="mean", **known, reason="no policy to compare with yet")
     elif metric.about == "reward" and not pair.comparable:
-        why = "the reference's rewards are of another reward version: tidegate signals backfill makes them alike"
+        why = "the reference's rewards are of another reward version; make them alike: tidegate signals run --once --everything"
         yield _row(pair, metric.name, about=metric.about, kind="mean", **known, reason=why)
     elif min(len(current), len(reference)) < config.min_n:
         why = f"too little to compare: n {len(current)}, reference {len(reference)}, needed {config.min_n} each"

@@ -137,7 +137,7 @@ def test_rewards_of_two_reward_versions_are_not_compared() -> None:
     rows = look(BEFORE, other)
     assert "reward" not in alarms(rows)
     assert alarms(rows)["invalid_calls"] == "policy"
-    assert "backfill" in next(row["reason"] for row in rows if (row["metric"], row["kind"]) == ("reward", "mean"))
+    assert "--everything" in next(row["reason"] for row in rows if (row["metric"], row["kind"]) == ("reward", "mean"))
 
 
 def test_a_fall_inside_a_policys_life_is_found_and_not_blamed_on_it() -> None:
