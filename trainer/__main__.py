@@ -1,13 +1,14 @@
 """`python -m trainer VERB`: import the base model, warm start, update, score, sabotage, check this stage."""
 
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from pipelines.terminal import Common, progress, run
+from pipelines.terminal import Common, progress, run, waiting
 from trainer.config import TrainerConfig
 
 app = App(name="trainer", help="One update: samples and the serving checkpoint become a candidate checkpoint.")
@@ -62,6 +63,27 @@ def update(
         now=datetime.now(UTC),
     )  # fmt: skip
     common.show(made, lambda: _table(made))
+
+
+@app.command
+def join(
+    job: Annotated[Path | None, Parameter(help="A job's folder; default: the newest open one of this home, waited for.")] = None,
+    *,
+    forever: Annotated[bool, Parameter(negative="", help="After a job wait for the next.")] = False,
+    common: Common = Common(),
+) -> int:
+    """Lend this machine's ranks to a training job that another machine of the same home started (trainer.nodes > 1)."""
+    from trainer import launch
+
+    home, code = common.place(), 0
+    while True:
+        with waiting("training job"):
+            while not (found := [job] if job else launch.open_jobs(home.training)):
+                time.sleep(launch.POLL_S)
+        code = launch.join(found[0])
+        if not forever:
+            common.show({"job": found[0].name, "exit_code": code}, lambda: f"{found[0].name} ended with code {code}")  # noqa: B023  shown at once
+            return min(code, 1)
 
 
 @app.command

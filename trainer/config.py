@@ -1,8 +1,8 @@
 """Settings of the training stage."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipelines.config import Section
 from signals.config import SignalsConfig
@@ -14,7 +14,15 @@ class UpdateConfig(Section):
     """One on-policy update: rows of the lake and the serving checkpoint become a candidate."""
 
     world_size: int = Field(default=2, ge=1)
-    """Ranks on this machine (one a core or one a GPU); ranks x threads must not exceed free cores."""
+    """Ranks on each machine (one a core or one a GPU); ranks x threads must not exceed free cores."""
+    nodes: int = Field(default=1, ge=1)
+    """Machines that train together, `world_size` ranks on each; they share the deployment's folder."""
+    rendezvous: str = ""
+    """HOST:PORT of one of them, where torchrun's agents meet; needed with more than one node."""
+    launcher: Literal["torchrun", "deepspeed"] = "torchrun"
+    """`deepspeed` starts all nodes of `hostfile` by ssh from here; with torchrun each other node runs `tidegate trainer join`."""
+    hostfile: str = ""
+    """DeepSpeed's list of machines, a `NAME slots=N` a line."""
     threads_per_rank: int = Field(default=1, ge=1)
     """OpenMP threads of a CPU rank; more than the free cores makes small ops many times slower."""
     dtype: Literal["fp32", "bf16"] = "bf16"
@@ -106,6 +114,14 @@ class UpdateConfig(Section):
     collective_timeout_s: float = Field(default=300.0, gt=0)
     timeout_s: float = Field(default=7200.0, gt=0)
     """The whole update, ranks included."""
+
+    @model_validator(mode="after")
+    def _nodes_can_meet(self) -> Self:
+        if self.launcher == "torchrun" and self.nodes > 1 and ":" not in self.rendezvous:
+            raise ValueError("nodes > 1 needs rendezvous = 'HOST:PORT', where the nodes meet")
+        if self.launcher == "deepspeed" and not self.hostfile:
+            raise ValueError("launcher = 'deepspeed' needs hostfile, the list of machines")
+        return self
 
 
 class WarmstartConfig(Section):

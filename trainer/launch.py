@@ -12,16 +12,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from pipelines.errors import EngineUnavailable, TerminalError, TransientError
 from pipelines.terminal import progress
 from trainer import job as jobs
+from trainer.config import UpdateConfig
 
 POLL_S: Final = 0.2
-TAIL_BYTES: Final = 2000
+TAIL_BYTES: Final = 4000
+LOG: Final = "ranks.log"
 KILLED: Final = re.compile(r"exitcode\s*:\s*-9\b")
 """How torchrun reports a rank that got SIGKILL."""
 PR_SET_PDEATHSIG: Final = 1
@@ -51,12 +54,51 @@ def environment(*, threads: int) -> dict[str, str]:
     return found
 
 
-def command(folder: Path, *, world_size: int) -> list[str]:
-    """Return the torchrun command of a job."""
-    return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc-per-node={world_size}",
-        "-m", "trainer.rank", str(folder),
-    ]  # fmt: skip
+def command(folder: Path, settings: UpdateConfig) -> list[str]:
+    """Return the command that runs this machine's ranks of a job, or with DeepSpeed's launcher those of all machines."""
+    rank = ["trainer.rank", str(folder)]
+    if settings.launcher == "deepspeed":
+        hosts = ["--hostfile", settings.hostfile, "--num_gpus", str(settings.world_size)]
+        return [sys.executable, "-m", "deepspeed.launcher.runner", *hosts, "--no_local_rank", "--module", *rank]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={settings.nodes}", f"--nproc-per-node={settings.world_size}"]
+    if settings.nodes == 1:
+        return [*torchrun, "--standalone", "-m", *rank]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={settings.rendezvous}", f"--rdzv-id={folder.name}"]
+    return [*torchrun, *meeting, f"--rdzv-conf=join_timeout={settings.collective_timeout_s:.0f}", "-m", *rank]
+
+
+@contextmanager
+def ranks_of(folder: Path, settings: UpdateConfig) -> Iterator[subprocess.Popen[bytes]]:
+    """Run this machine's ranks of a job for the life of the block; their words go to `ranks.log`."""
+    with (folder / LOG).open("ab") as output:
+        ranks = subprocess.Popen(
+            command(folder, settings), env=environment(threads=settings.threads_per_rank),
+            stdout=output, stderr=output, stdin=subprocess.DEVNULL, preexec_fn=_terminate_with_parent,  # noqa: PLW1509  one prctl call, no lock is taken
+        )  # fmt: skip
+        try:
+            yield ranks
+        finally:
+            if ranks.poll() is None:
+                ranks.terminate()
+                try:
+                    ranks.wait(timeout=30)
+                except subprocess.TimeoutExpired:
+                    ranks.kill()
+                    ranks.wait()
+
+
+def open_jobs(root: Path) -> list[Path]:
+    """Return the jobs of several nodes that have neither a result nor a failure, newest first."""
+    found = [path.parent for path in root.glob(f"*/{jobs.JOB}") if not (path.parent / jobs.RESULT).exists()]
+    several = [folder for folder in found if not (folder / jobs.FAILURE).exists() and jobs.read(folder).settings.nodes > 1]
+    return sorted(several, key=lambda folder: (folder / jobs.JOB).stat().st_mtime, reverse=True)
+
+
+def join(folder: Path) -> int:
+    """Lend this machine's ranks to a job that another machine started; returns torchrun's exit code."""
+    settings = jobs.read(folder).settings
+    with ranks_of(folder, settings) as ranks:
+        return ranks.wait()
 
 
 def run(folder: Path, *, label: str, on_step: Callable[[dict[str, Any]], None] = lambda _: None) -> dict[str, Any]:
@@ -78,30 +120,22 @@ def run(folder: Path, *, label: str, on_step: Callable[[dict[str, Any]], None] =
     settings = jobs.read(folder).settings
     for stale in (jobs.FAILURE, jobs.PROGRESS):
         (folder / stale).unlink(missing_ok=True)
-    log = folder / "ranks.log"
     deadline = time.monotonic() + settings.timeout_s
-    with log.open("ab") as output:
-        ranks = subprocess.Popen(
-            command(folder, world_size=settings.world_size), env=environment(threads=settings.threads_per_rank),
-            stdout=output, stderr=output, stdin=subprocess.DEVNULL, preexec_fn=_terminate_with_parent,  # noqa: PLW1509  one prctl call, no lock is taken
-        )  # fmt: skip
-        try:
-            _follow(ranks, folder, label=label, on_step=on_step, deadline=deadline)
-        finally:
-            if ranks.poll() is None:
-                ranks.terminate()
-                try:
-                    ranks.wait(timeout=30)
-                except subprocess.TimeoutExpired:
-                    ranks.kill()
-                    ranks.wait()
+    with ranks_of(folder, settings) as ranks:
+        _follow(ranks, folder, label=label, on_step=on_step, deadline=deadline)
     if finished := jobs.result(folder):
         return finished
     if failure := jobs.read_failure(folder):
         raise failure
+    log = folder / LOG
     with log.open("rb") as file:
         file.seek(max(log.stat().st_size - TAIL_BYTES, 0))
         tail = file.read().decode(errors="replace")
+    if "RendezvousTimeoutError" in tail or "RendezvousConnectionError" in tail:
+        raise TransientError(
+            f"not all {settings.nodes} nodes came to {settings.rendezvous} in {settings.collective_timeout_s:.0f} s; start "
+            f"`tidegate trainer join` on the others, then give the same command again; see {log}"
+        )
     if KILLED.search(tail):
         raise TransientError(
             f"a training rank was killed by the system, most often because memory ran out; the same command goes on from the last "

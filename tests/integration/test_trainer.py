@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pipelines.errors import CheckpointInvalid, ContractViolation
+from pipelines.errors import CheckpointInvalid, ContractViolation, TransientError
 from pipelines.storage import Home
 from tests.support.model import on_policy_records, write_samples
 from trainer import candidates
@@ -142,6 +143,44 @@ def test_one_and_two_ranks_agree_to_a_hundredth_of_the_change(one_rank, two_rank
     apart = np.sqrt(sum(np.square(one[name] - two[name]).sum() for name in one))
     moved = np.sqrt(sum(np.square(one[name] - parent[name]).sum() for name in one))
     assert moved > 0
+    assert apart / moved < 1e-2
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def test_two_nodes_that_meet_over_the_loopback_train_as_two_ranks_do(two_ranks, tiny_store, records, tiny_folder, tmp_path):
+    home, identity = one_rank_job(tiny_store, records, tmp_path)
+    meeting = {"world_size": 1, "nodes": 2, "rendezvous": f"127.0.0.1:{free_port()}"}
+    words = [sys.executable, "-m", "trainer", "join", "--home", str(home.root), "--json"]
+    with (tmp_path / "said.txt").open("wb") as said, subprocess.Popen(words, stdout=subprocess.PIPE, stderr=said) as other:
+        result = update(settings(**meeting), home, parent=identity, policy_version=1, lake_version=None, now=NOW)
+        answer = json.loads(other.communicate(timeout=60)[0])
+    assert (answer["exit_code"], other.returncode) == (0, 0)
+    assert result["steps"] == 4
+    one, two, parent = weights(Path(result["path"])), weights(Path(two_ranks[2]["path"])), weights(tiny_folder)
+    apart = np.sqrt(sum(np.square(one[name] - two[name]).sum() for name in one))
+    moved = np.sqrt(sum(np.square(one[name] - parent[name]).sum() for name in one))
+    assert apart / moved < 1e-2
+
+
+def test_a_node_that_never_comes_is_said_with_what_to_do(tiny_store, records, tmp_path):
+    home, identity = one_rank_job(tiny_store, records, tmp_path)
+    meeting = {"world_size": 1, "nodes": 2, "rendezvous": f"127.0.0.1:{free_port()}", "collective_timeout_s": 3}
+    with pytest.raises(TransientError, match=r"not all 2 nodes came .*`tidegate trainer join` on the others"):
+        update(settings(**meeting), home, parent=identity, policy_version=1, lake_version=None, now=NOW)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_every_zero_stage_trains_the_same_candidate(zero_stage, two_ranks, tiny_store, records, tiny_folder, tmp_path):
+    home, identity = one_rank_job(tiny_store, records, tmp_path)
+    result = update(settings(zero_stage=zero_stage), home, parent=identity, policy_version=1, lake_version=None, now=NOW)
+    one, two, parent = weights(Path(result["path"])), weights(Path(two_ranks[2]["path"])), weights(tiny_folder)
+    apart = np.sqrt(sum(np.square(one[name] - two[name]).sum() for name in one))
+    moved = np.sqrt(sum(np.square(one[name] - parent[name]).sum() for name in one))
     assert apart / moved < 1e-2
 
 
