@@ -48,11 +48,56 @@ class RewardsConfig(Section):
 
     window_s: int = Field(default=1800, ge=1)
     """How long a turn waits for evidence after its last action, unless the session ends or the user says what they think."""
-    weights: dict[str, float] = Field(default_factory=lambda: {"edits_kept": 1.0, "follow_up": 0.5, "latency": 0.1, "tool_calls": 0.5})
-    """Weight of each component; kept edits lead because they are what the user did, follow-ups are a model's reading of it."""
+    weights: dict[str, float] = Field(
+        default_factory=lambda: {
+            "edits_kept": 1.0,
+            "follow_up": 0.5,
+            "latency": 0.1,
+            "tool_calls": 0.5,
+            "effort": 0.05,
+            "conventions": 0.2,
+            "evidence": 0.1,
+            "explicit": 0.5,
+            "deferral": 1.0,
+        }
+    )
+    """Weight of each component. Kept edits lead because they are what the user did; what the user said is worth half of that, and a
+    follow-up is a model's reading of it. A deferral stands where the edits would, so it weighs the same. An invalid call costs half an
+    edit. Conventions are cheap to satisfy with a bad edit. Effort, evidence and latency only part equals."""
     latency_medians_ms: dict[str, float] = Field(default_factory=dict)
-    """Frozen median sampling time of a turn by task bucket ("*" for any other); without one a turn has no latency component.
-    Frozen, because a median of the data being scored would make one turn's reward depend on which other turns arrived."""
+    """Median sampling time of a turn by task bucket ("*" for any other) until norms are frozen (`signals baselines --freeze`), which win;
+    without either a turn has no latency component. Frozen, because a median of the data being scored would make one turn's reward depend
+    on which other turns arrived."""
+    repeat_cost: float = Field(default=0.25, ge=0, le=1)
+    """What the same call again costs when nothing changed in between, in invalid calls: wasteful, but it works."""
+    serial_cost: float = Field(default=0.1, ge=0, le=1)
+    """What a look-up costs that could have gone out in parallel, in invalid calls: it only took a while."""
+    effort_per_1k_tokens: float = Field(default=1.0, ge=0)
+    """Effort of a thousand response tokens: the unit of effort."""
+    effort_per_call: float = Field(default=0.1, ge=0)
+    """Effort of a tool call: about a hundred tokens of arguments and result to read."""
+    effort_per_completion: float = Field(default=0.1, ge=0)
+    """Effort of one more request to the model: its prompt is read again, if mostly from the cache."""
+    effort_k: float = Field(default=0.5, gt=0)
+    """How soon effort begins to tell: with q = 2, half the largest cost at x = 1/k, two thousand tokens."""
+    effort_q: float = Field(default=2.0, gt=1)
+    """How fast more effort matters less; above 1 the cost has a limit, so that one long turn cannot outweigh all else."""
+    lint_scale: float = Field(default=3.0, gt=0)
+    """Lint issues added or removed at which that part of conventions reaches tanh(1) = .76."""
+    edit_expected_from: float = Field(default=0.5, ge=0, le=1)
+    """P(edit expected | prompt) from which a turn without an edit is a deferral."""
+    expected_kept: float = Field(default=0.5, ge=0, le=1)
+    """Kept share that a deferral is charged until norms are frozen: half, the least that can be said of edits nobody has measured."""
+    defer_cost: float = Field(default=0.1, ge=0, le=1)
+    """Least charge of a deferral, about a tenth of the mean |reward|: the user has to write once more, even where edits are never kept."""
+    abandoned: float = Field(default=-1.0, ge=-1, le=1)
+    """Value of a deferral that nobody came back to, until norms give the tenth percentile of its stratum: as bad as an edit undone."""
+    session_discount: float = Field(default=0.9, gt=0, le=1)
+    """How much less each earlier turn gets of what was said about the session as a whole."""
+    norm_min_turns: int = Field(default=30, ge=2)
+    """Turns that a stratum or bucket needs before its own norms are trusted; with fewer, those of all turns are used."""
+    norm_eps: float = Field(default=0.05, gt=0)
+    """Added to every frozen standard deviation: where all turns were alike, a small difference must not look like three sigma."""
 
     @field_validator("weights")
     @classmethod

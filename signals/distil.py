@@ -27,6 +27,7 @@ from pipelines.storage import Home
 from signals import lake, transforms
 from signals.config import SignalsConfig
 from signals.maintenance import recount
+from signals.norm_table import in_force
 from signals.rewards import reward_version
 from signals.tables import DAY, TABLES
 
@@ -140,6 +141,7 @@ def distil(
     """
     conflicts = turns = 0
     days: list[date] = []
+    norms = in_force(home, config.rewards)
     if what.sessions:
         names = pa.array(sorted(what.sessions), pa.string())
         ids = spark.createDataFrame(pa.table({"session_id": names}))
@@ -159,6 +161,7 @@ def distil(
             now_ms=now_ms,
             tombstoned=tombstoned,
             partitions=min(config.signals.buckets, config.spark.shuffle_partitions),
+            norms=norms,
         )
         days = sorted(_days(found.turns.select(DAY).union(found.edits.select(DAY))) | _days_before(home, ("turns", "edits"), names))
         turns = _write(spark, home, found, wanted, days, after)
@@ -174,7 +177,7 @@ def distil(
                 "distilled_at": now,
                 "frontier": what.frontier,
                 "tombstoned": sorted(tombstoned),
-                "reward_version": reward_version(config.rewards),
+                "reward_version": reward_version(config.rewards, norms),
                 "buckets": config.signals.buckets,
                 "sessions": len(what.sessions),
                 "turns": turns,

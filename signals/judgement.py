@@ -1,62 +1,117 @@
-"""Rewards and outcomes as Spark columns, row by row on turns.
+"""Rewards, maturity and outcomes as Spark columns, row by row on turns.
 
-Mirrors of `rewards.py`, `outcomes.py` and `filters.py`, held equal by property tests. Written step by step through helper
-columns: as one expression, shared parts would be planned and computed many times over.
-
-Takes: turns with their facts and edit evidence. Gives: the same rows with components, reward and outcome.
-Leaves out: how facts come from events (`transforms.py`).
+Mirrors of `rewards.py`, `maturity.py`, `outcomes.py` and `filters.py`, held equal by property tests. Takes: turns with their components.
+Gives: the same rows with credit, reward, maturity and outcome. Leaves out: the components (`component_columns.py`).
 """
+
+from functools import reduce
+from operator import or_
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from signals.config import RewardsConfig
-from signals.followup_columns import with_dissatisfied
-from signals.rewards import ANY_BUCKET
+from signals.maturity import Maturity
+from signals.norms import CLIP, NORMALISED, Norms
+from signals.rewards import COSTS, IN_PLACE_OF_EDITS, OUTCOMES, TELLING_COSTS
 from signals.samples import COMPONENTS, Outcome
 
 
-def _median(config: RewardsConfig) -> Column:
-    medians = config.latency_medians_ms
-    fallback = F.lit(medians.get(ANY_BUCKET)).cast("double")
-    named = [F.when(F.col("task_bucket") == bucket, F.lit(median)) for bucket, median in medians.items() if bucket != ANY_BUCKET]
-    return F.coalesce(*named, fallback) if named else fallback
+def _normalised(name: str, config: RewardsConfig, norms: Norms) -> Column:
+    """Mirror of `rewards.normalised`."""
+    value = F.col(name)
+    if not norms.version or name not in (*NORMALISED, "deferral"):
+        return value
+    scale = "edits_kept" if name == "deferral" else name
+    mean, sd = F.col(f"_mean_{scale}"), F.col(f"_sd_{scale}")
+    clipped = F.greatest(F.lit(-CLIP), F.least(F.lit(CLIP), (value - mean) / (sd + F.lit(config.norm_eps)))) / F.lit(CLIP)
+    return F.when(mean.isNull(), value).otherwise(clipped)
 
 
-def with_components(turns: DataFrame, config: RewardsConfig) -> DataFrame:
-    """Add components, P(dissatisfied), the scalar and late counts. Mirror of `rewards.components` and `rewards.scalar`."""
-    in_time = F.col("reply.at") <= F.col("closes_at_ms")
-    allowed = F.col("consent") != "none"
-    latency = F.when(F.col("sampling_ms") > 0, -F.tanh(F.log(F.col("sampling_ms") / _median(config))))
-    calls = F.when(F.col("calls") > 0, -F.least(F.col("invalid_calls"), F.lit(1)).cast("double"))
-    judged = with_dissatisfied(
-        turns,
-        F.when(in_time & allowed, F.col("reply.message")),
-        F.col("opening.message"),
-        stack_traces=F.col("reply.stack_traces"),
-        reply_delay_ms=F.col("reply.reply_delay_ms"),
-        interrupted=F.col("interrupted"),
-    )
-    scored = judged.withColumns(
+def _piece(name: str, config: RewardsConfig, norms: Norms) -> tuple[Column, Column]:
+    """Return mass and value of a present component. Mirror of `rewards.pieces` where an outcome is present."""
+    weight = F.lit(config.weights.get(name, 0.0))
+    if name in COSTS:
+        return weight * -F.col(name), F.lit(-1.0)
+    value = _normalised(name, config, norms)
+    if name in IN_PLACE_OF_EDITS:
+        deferred = F.col("deferral").isNotNull()
+        against = weight * -F.least(value, F.lit(0.0))
+        return F.when(deferred, against).otherwise(weight), F.when(deferred, F.lit(-1.0)).otherwise(value)
+    return (weight * F.col("explicit_mass") if name == "explicit" else weight), value
+
+
+def _only_costs(config: RewardsConfig) -> tuple[Column, Column]:
+    """Return mass and value where nothing but costs is present: the worst of them."""
+    weighed = [(name, config.weights[name]) for name in TELLING_COSTS if config.weights.get(name, 0.0) > 0]
+    if not weighed:
+        return F.lit(0.0), F.lit(0.0)
+    costs = [F.coalesce(F.col(name), F.lit(0.0)) for name, _ in weighed]
+    worst = F.least(*costs) if len(costs) > 1 else costs[0]
+    mass = F.coalesce(*[F.when(cost == worst, F.lit(weight)) for cost, (_, weight) in zip(costs, weighed, strict=True)])
+    return F.when(worst < 0, mass).otherwise(F.lit(0.0)), worst
+
+
+def with_reward(turns: DataFrame, config: RewardsConfig, norms: Norms) -> DataFrame:
+    """Add `evident`, `credit`, `mass` and `reward`. Mirror of `rewards.is_evidence`, `credit` and `scalar`."""
+    weighed = [F.col(name).isNotNull() for name in OUTCOMES if config.weights.get(name, 0.0) > 0]
+    masses: dict[str, Column] = {}
+    values: dict[str, Column] = {}
+    for name in COMPONENTS:
+        mass, value = _piece(name, config, norms)
+        masses[f"_mass_{name}"] = F.when(F.col(name).isNotNull(), mass).otherwise(F.lit(0.0))
+        values[f"_value_{name}"] = value
+    earned = mass = F.lit(0.0)
+    for name in COMPONENTS:
+        own = F.col(f"_mass_{name}")
+        earned = earned + F.when(own > 0, own * F.col(f"_value_{name}")).otherwise(0.0)
+        mass = mass + own
+    cost_mass, cost = _only_costs(config)
+    told = reduce(or_, [F.col(name).isNotNull() for name in OUTCOMES])
+    costly = reduce(or_, [F.coalesce(F.col(name) < 0, F.lit(False)) for name in TELLING_COSTS])
+    sums = turns.withColumns(masses | values).withColumns(
         {
-            "followed_up": F.coalesce(in_time, F.lit(False)),
-            "late": F.coalesce("late_edits", F.lit(0)) + F.when(F.col("reply.at") > F.col("closes_at_ms"), 1).otherwise(0),
-            "edits_kept": F.when(allowed, F.col("edits_kept")),
-            "follow_up": 1.0 - 2.0 * F.col("dissatisfied"),
-            "latency": F.when(allowed, latency),
-            "tool_calls": F.when(allowed, calls),
+            "_outcome": reduce(or_, weighed) if weighed else F.lit(False),
+            "_earned": earned,
+            "_mass": mass,
+            "_cost": cost,
+            "_cost_mass": cost_mass,
         }
     )
-    total = value = F.lit(0.0)
+    final = F.col("final")
+    summed = sums.withColumns(
+        {
+            "evident": told | costly,
+            "credit": F.when(final, F.when(F.col("_outcome"), F.col("_earned")).otherwise(F.col("_cost_mass") * F.col("_cost"))),
+            "mass": F.when(final, F.when(F.col("_outcome"), F.col("_mass")).otherwise(F.col("_cost_mass"))),
+        }
+    )
+    mean = F.greatest(F.lit(-1.0), F.least(F.lit(1.0), F.col("credit") / F.col("mass")))
+    reward = F.when(final & F.col("evident") & (F.col("mass") > 0), mean)
+    return summed.withColumn("reward", reward).drop(*masses, *values, "_outcome", "_earned", "_mass", "_cost", "_cost_mass")
+
+
+def maturity() -> Column:
+    """Return the state of each component that a turn can have, as a map. Mirror of `maturity.states`."""
+    answered, edited = F.col("completions") > 0, F.col("edits") > 0
+    can_have = {
+        "edits_kept": edited,
+        "follow_up": answered,
+        "conventions": edited,
+        "explicit": answered,
+        "deferral": answered & ~edited & F.col("eligible"),
+    }
+    unseen = F.when(F.col("closed_early"), Maturity.CENSORED.value).otherwise(Maturity.DEFAULTED.value)
+    states: list[Column] = []
     for name in COMPONENTS:
-        counts = F.col(name).isNotNull() & ((F.col(name) != 0.0) if name == "tool_calls" else F.lit(True))
-        weight = F.lit(config.weights.get(name, 0.0))
-        total = total + F.when(counts, weight).otherwise(0.0)
-        value = value + F.when(counts, weight * F.col(name)).otherwise(0.0)
-    evident = F.col("edits_kept").isNotNull() | F.col("follow_up").isNotNull() | F.coalesce(F.col("tool_calls") < 0, F.lit(False))
-    summed = scored.withColumns({"evident": evident, "_total": total, "_value": value})
-    reward = F.when(F.col("final") & F.col("evident") & (F.col("_total") > 0), F.col("_value") / F.col("_total"))
-    return summed.withColumn("reward", reward).drop("_total", "_value")
+        present = F.col(name).isNotNull()
+        seen = F.lit(Maturity.OBSERVED.value)
+        if name == "deferral":
+            seen = F.when(F.col("followed_up"), seen).otherwise(Maturity.DEFAULTED.value)
+        state = F.when(~F.col("final"), Maturity.PENDING.value).when(present, seen).otherwise(unseen)
+        states.append(F.when(F.col("consent") != "none", F.when(present | can_have.get(name, F.lit(False)), state)))
+    named = F.map_from_arrays(F.lit(list(COMPONENTS)), F.array(*states))
+    return F.map_filter(named, lambda _, state: state.isNotNull())
 
 
 def with_outcome(turns: DataFrame, tombstoned: frozenset[int]) -> DataFrame:

@@ -1,171 +1,121 @@
-"""What evidence says about a turn, as numbers: components in [-1, 1] and their weighted mean.
+"""From components to one number: weights, norms, and the rules that keep the number honest.
 
-Every component is absent when nothing was observed for it; an absent component is never 0. Three rules keep the mean honest:
-- `latency` alone is no evidence: a fast turn that nobody reacted to is not a good turn.
-- `tool_calls` is 0 or negative. A 0 is stored but stays out of the mean, or a spurious valid call would halve a bad reward.
-- One invalid call is evidence enough: a turn cannot escape a bad reward by leaving `scored`.
+The number is the mean value of the evidence, each piece by its mass, so it lies in [-1, 1]. Which piece has which mass and value:
+- A component that says how it went (edits kept, follow-up, conventions, explicit; latency beside them) has its weight as mass.
+- A cost c in [-1, 0] (tool calls, effort, evidence) has mass w |c| and value -1: it pulls the mean down, and the more, the larger it is.
+  A cost of 0 has no mass. As an ordinary member of the mean, a spurious valid call or a short answer would halve a bad reward.
+- A deferral stands in the place of kept edits. On such a turn whatever else speaks for the policy is left out, and what speaks against
+  it is a cost: an answer to a question is friendly, quick and breaks no test, and must not pay for the edit that was not made. Only what
+  people said of the turn in so many words counts as it is.
+- Latency and effort alone are no evidence: a fast turn that nobody reacted to is not a good turn.
+- Where there are only costs, the worst of them is the reward: one invalid call is evidence enough, so no turn escapes a bad reward by
+  leaving `scored`.
+So the number is monotone: a better value of any component never lowers it, and one more invalid call never raises it.
 
-Takes: `TurnFacts`. Gives: components, the scalar and `reward_version`. Leaves out: which turn evidence belongs to (`credit.py`),
-whether it has matured and what may be trained on (`outcomes.py`), and the same rules as columns (`transforms.py`).
+With frozen norms the value v of a component is min(max((v - mean) / (sd + eps), -3), 3) / 3 of its stratum: still in [-1, 1], and 0 is
+what was usual. Takes: components. Gives: pieces, the scalar, `reward_version`. Leaves out: components themselves (`components.py`), and the
+same rules as columns (`judgement.py`).
 """
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Final
 
 from signals import followups
+from signals.components import FAILED, PARTLY_KEPT, PASSED
 from signals.config import RewardsConfig
+from signals.norms import CLIP, NO_NORMS, NORMALISED, Norms
 from signals.samples import COMPONENTS
 
-RULES: Final = 1
-"""Raise it when a rule below changes, so that the reward version changes with it."""
-SEVERITY: Final = ("accepted", "partly", "rejected", "undone")
-"""Decisions from best to worst; of two at the same instant the worse one counts."""
-PARTLY_KEPT: Final = 0.5
-"""Kept share of an edit that was partly accepted and never measured: we know no better."""
-ANY_BUCKET: Final = "*"
+RULES: Final = 2
+"""Raise it when a rule here or in `components.py` changes, so that the reward version changes with it."""
+COSTS: Final = ("tool_calls", "effort", "evidence")
+"""Components that are never above 0 and pull the mean down."""
+OUTCOMES: Final = ("edits_kept", "follow_up", "conventions", "explicit", "deferral")
+"""Components that say how the turn went."""
+TELLING_COSTS: Final = ("tool_calls", "evidence")
+"""Costs that are evidence by themselves."""
+IN_PLACE_OF_EDITS: Final = ("follow_up", "latency", "conventions")
+"""Components that only count against the policy on a deferred turn."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
-    """One edit and what became of it inside its turn's window."""
-
-    edit_id: str
-    chars_added: int
-    decision: str | None
-    """The last decision, one of SEVERITY; None when there was none."""
-    survival: float | None
-    """Share not taken back at the last horizon measured, in [0, 1]; None when not measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowUp:
-    """The next user message of the session, with text."""
-
-    message: str
-    previous: str | None
-    """The judged turn's own user message; None when its text was not kept."""
-    stack_traces: int
-    reply_delay_ms: int | None
-    interrupted: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """All that the reward of one turn looks at."""
-
-    edits: tuple[Edit, ...] = ()
-    follow_up: FollowUp | None = None
-    sampling_ms: float | None = None
-    """Time spent sampling in the turn; None when unknown."""
-    task_bucket: str | None = None
-    calls: int = 0
-    invalid_calls: int = 0
-
-
-def kept_share(edit: Edit) -> float | None:
-    """Return how much of an edit counts as kept, in [0, 1]; None without evidence.
-
-    Rejected or undone is 0 whatever survived; else the measured survival; an acceptance nobody measured counts at horizon 0.
-    """
-    if edit.decision in ("rejected", "undone"):
-        return 0.0
-    if edit.survival is not None:
-        return edit.survival
-    return {"accepted": 1.0, "partly": PARTLY_KEPT}.get(edit.decision or "")
-
-
-def edit_weight(chars_added: int) -> float:
-    """Return sqrt(max(chars_added, 1)): large edits matter more, splitting one edit into many gains little."""
-    return math.sqrt(max(chars_added, 1))
-
-
-def edits_kept(edits: Sequence[Edit]) -> float | None:
-    """Return 2 sum(w k) / sum(w) - 1 over judged edits, in [-1, 1]; None when none is judged."""
-    total = kept = 0.0
-    for edit in sorted(edits, key=lambda item: item.edit_id):
-        share = kept_share(edit)
-        if share is not None:
-            weight = edit_weight(edit.chars_added)
-            total += weight
-            kept += weight * share
-    return 2.0 * (kept / total) - 1.0 if total else None
-
-
-def dissatisfied(follow_up: FollowUp | None) -> float | None:
-    """Return P(dissatisfied) of the next user message, in (0, 1); None without one."""
-    if follow_up is None:
-        return None
-    return followups.dissatisfied(
-        followups.features(
-            follow_up.message,
-            previous=follow_up.previous,
-            stack_traces=follow_up.stack_traces,
-            reply_delay_ms=follow_up.reply_delay_ms,
-            interrupted=follow_up.interrupted,
-        )
-    )
-
-
-def latency(sampling_ms: float | None, median_ms: float | None) -> float | None:
-    """Return -tanh(log(sampling_ms / median_ms)), in (-1, 1); None when either is unknown or the duration is not positive."""
-    if sampling_ms is None or sampling_ms <= 0 or median_ms is None:
-        return None
-    return -math.tanh(math.log(sampling_ms / median_ms))
-
-
-def tool_calls(calls: int, invalid_calls: int) -> float | None:
-    """Return -1 per invalid call, capped at -1; None when no call was made."""
-    return -float(min(invalid_calls, 1)) if calls > 0 else None
-
-
-def median_for(task_bucket: str | None, config: RewardsConfig) -> float | None:
-    """Return the frozen median of a task bucket, or of any other, or None."""
-    medians = config.latency_medians_ms
-    return medians.get(task_bucket or ANY_BUCKET, medians.get(ANY_BUCKET))
-
-
-def components(evidence: Evidence, config: RewardsConfig) -> dict[str, float]:
-    """Return the present components of a turn, in the order of COMPONENTS."""
-    p = dissatisfied(evidence.follow_up)
-    values = {
-        "edits_kept": edits_kept(evidence.edits),
-        "follow_up": None if p is None else 1.0 - 2.0 * p,
-        "latency": latency(evidence.sampling_ms, median_for(evidence.task_bucket, config)),
-        "tool_calls": tool_calls(evidence.calls, evidence.invalid_calls),
-    }
-    return {name: value for name in COMPONENTS if (value := values[name]) is not None}
+Scale = Mapping[str, tuple[float, float]]
+"""Component -> mean and standard deviation of the stratum."""
+Pieces = dict[str, tuple[float, float]]
+"""Component -> mass and value in the mean."""
 
 
 def is_evidence(present: Mapping[str, float]) -> bool:
     """Return whether these components say anything about the turn (see the module's rules)."""
-    return "edits_kept" in present or "follow_up" in present or present.get("tool_calls", 0.0) < 0.0
+    return any(name in present for name in OUTCOMES) or any(present.get(name, 0.0) < 0.0 for name in TELLING_COSTS)
 
 
-def scalar(present: Mapping[str, float], config: RewardsConfig) -> float | None:
-    """Return sum(w c) / sum(w) over present components, in [-1, 1]; None without evidence or where all weights are 0."""
-    if not is_evidence(present):
-        return None
-    total = value = 0.0
+def normalised(name: str, value: float, scale: Scale, eps: float) -> float:
+    """Return a value on its stratum's scale, in [-1, 1]; as it is where no norm was frozen."""
+    found = scale.get("edits_kept" if name == "deferral" else name) if name in (*NORMALISED, "deferral") else None
+    if found is None:
+        return value
+    mean, sd = found
+    return max(-CLIP, min(CLIP, (value - mean) / (sd + eps))) / CLIP
+
+
+def pieces(present: Mapping[str, float], config: RewardsConfig, *, scale: Scale | None = None, explicit_mass: float = 1.0) -> Pieces:
+    """Return what each component puts into the mean; empty without evidence.
+
+    Args:
+        present: The turn's components.
+        config: Weights.
+        scale: Frozen mean and deviation by component; None or empty: values as they are.
+        explicit_mass: For how much what was said counts (`components.explicit`).
+    """
+    weights = {name: config.weights.get(name, 0.0) for name in present}
+    if not any(weights.get(name, 0.0) > 0 for name in OUTCOMES):
+        worst = min(
+            (name for name in TELLING_COSTS if weights.get(name, 0.0) > 0 and present[name] < 0.0), key=lambda n: present[n], default=None
+        )
+        return {} if worst is None else {worst: (weights[worst], present[worst])}
+    found: Pieces = {}
     for name in COMPONENTS:
-        if name not in present or (name == "tool_calls" and present[name] == 0.0):
+        if name not in present:
             continue
-        weight = config.weights.get(name, 0.0)
-        total += weight
-        value += weight * present[name]
-    return value / total if total else None
+        value = present[name]
+        if name in COSTS:
+            found[name] = (weights[name] * -value, -1.0)
+            continue
+        value = normalised(name, value, scale or {}, config.norm_eps)
+        if "deferral" in present and name in IN_PLACE_OF_EDITS:
+            found[name] = (weights[name] * -min(value, 0.0), -1.0)
+        else:
+            found[name] = (weights[name] * (explicit_mass if name == "explicit" else 1.0), value)
+    return {name: (mass, value) for name, (mass, value) in found.items() if mass > 0.0}
 
 
-def reward_version(config: RewardsConfig) -> str:
-    """Return the digest of everything that decides a reward: rules, model, phrase lists, weights, window, medians."""
+def credit(found: Pieces) -> tuple[float, float]:
+    """Return sum(mass value) and sum(mass): what the turn earned, and for how much evidence."""
+    earned = mass = 0.0
+    for own_mass, value in found.values():
+        earned += own_mass * value
+        mass += own_mass
+    return earned, mass
+
+
+def scalar(
+    present: Mapping[str, float], config: RewardsConfig, *, scale: Scale | None = None, explicit_mass: float = 1.0
+) -> float | None:  # fmt: skip
+    """Return the reward, in [-1, 1]; None without evidence or where all its weights are 0."""
+    earned, mass = credit(pieces(present, config, scale=scale, explicit_mass=explicit_mass))
+    return max(-1.0, min(1.0, earned / mass)) if mass > 0.0 and is_evidence(present) else None
+
+
+def reward_version(config: RewardsConfig, norms: Norms = NO_NORMS) -> str:
+    """Return the digest of everything that decides a reward: rules, model, phrase lists, weights, window, norms."""
     parts = {
         "rules": RULES,
         "components": COMPONENTS,
         "partly_kept": PARTLY_KEPT,
+        "labels": [PASSED, FAILED],
         "follow_up": followups.version(),
         "config": config.model_dump(mode="json"),
+        "norms": norms.version,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:12]

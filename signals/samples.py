@@ -31,8 +31,10 @@ class Outcome(StrEnum):
 
 NOT_TRAINABLE_REASONS: Final = ("no_consent", "no_token_ids", "truncated_sampling", "stale", "quarantined_release", "capture_error")
 
-COMPONENTS: Final = ("edits_kept", "follow_up", "latency", "tool_calls")
-"""Reward components that exist so far; each in [-1, 1], absent when there is no evidence for it."""
+COMPONENTS: Final = (
+    "edits_kept", "follow_up", "latency", "tool_calls", "effort", "conventions", "evidence", "explicit", "deferral",
+)  # fmt: skip
+"""Reward components in the order in which they are summed; each in [-1, 1], absent when there is no evidence for it."""
 
 SAMPLES: Final = pa.schema(
     [

@@ -3,36 +3,33 @@
 The jobs do the same in Spark columns (`transforms.py`); this mirror is what tests compare them with and what `explain` prints from. The
 result is a function of the set of events: their order, duplicates and batch cuts cannot change it.
 
-Takes: event rows as mappings (wire names, `payload` a mapping), settings, `now`. Gives: turns with evidence, outcome and reward.
-Leaves out: I/O.
+Takes: event rows as mappings (wire names, `payload` a mapping), settings, norms, `now`. Gives: turns with evidence, outcome and reward.
+Leaves out: what single rows say (`facts.py`), I/O.
 """
 
-import base64
-import binascii
 import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from signals import credit, facts, rewards
+from signals.components import Evidence, FollowUp, components, dissatisfied, explicit, is_deferred
 from signals.config import RewardsConfig
-from signals.credit import by_proposal, by_reply
+from signals.facts import Row, moment, of
 from signals.filters import Capture
+from signals.maturity import Maturity, Truth, states, truth_of_turn
+from signals.norms import NO_NORMS, Norms
 from signals.outcomes import Course, outcome
-from signals.rewards import SEVERITY, Edit, Evidence, FollowUp, components, dissatisfied, is_evidence, scalar
 from signals.samples import Outcome
-
-Row = Mapping[str, Any]
 
 ACTING: Final = ("turn_started", "completion", "tool_call", "tool_result", "edit_proposed")
 """Events that keep a turn going; its window starts after the last one."""
 OPENING: Final = (*ACTING, "interrupted")
 """Events that make a turn exist."""
-INVALID: Final = ("unknown_tool", "invalid_arguments")
-"""Tool results that are the policy's doing."""
-CONSENT: Final = ("none", "measure", "train")
-"""From strictest to freest."""
+CHECKED: Final = ("lint_delta", "test_run")
+SAID: Final = ("feedback", "evaluation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +51,25 @@ class TurnResult:
     capture: Capture
     evidence: Evidence
     components: dict[str, float]
+    pieces: rewards.Pieces
+    """Mass and value of each component in the mean; empty without evidence or before the window closes."""
+    maturity: dict[str, Maturity]
     dissatisfied: float | None
+    explicit_mass: float
     followed_up: bool
+    replied_after_ms: int | None
+    """From the turn's last action to the next user message, however late; None when there was none."""
+    asked: bool
+    """Whether the turn's last words were a question."""
+    deferred: bool
     late: int
+    truth: Truth
+    truth_evaluation: float | None
+    """What the last external evaluation of this turn said, however late, in [-1, 1]."""
     outcome: Outcome
     outcome_reason: str | None
     reward: float | None
-    """Weighted mean of the components once final; None without evidence or before."""
+    """Mean of the pieces once final; None without evidence or before."""
     sources: tuple[str, ...]
     """Ids of the events behind the components."""
 
@@ -88,89 +97,7 @@ def deduplicate(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
         group.sort(key=lambda item: item[:2])
         kept.append(group[0][2])
         conflicts += [row for _, digest, row in group[1:] if digest != group[0][1]]
-    return sorted(kept, key=_moment), conflicts
-
-
-def _moment(row: Row) -> tuple[int, str]:
-    return row["occurred_at_ms"], row["event_id"]
-
-
-def _of(rows: Iterable[Row], *types: str) -> list[Row]:
-    return [row for row in rows if row["type"] in types]
-
-
-def _packed_length(text: str) -> int | None:
-    try:
-        length = len(base64.b64decode(text, validate=True))
-    except (binascii.Error, ValueError):
-        return None
-    return length // 4 if length % 4 == 0 else None
-
-
-def _broken(payload: Mapping[str, Any]) -> bool:
-    if payload.get("capture_error") is not None:
-        return True
-    arrays = [payload.get(name) for name in ("prompt_ids", "response_ids", "behaviour_logprobs")]
-    if any(array is None for array in arrays):
-        return False
-    prompt, response, logprobs = [_packed_length(str(array)) for array in arrays]
-    return prompt is None or response is None or response != logprobs
-
-
-def _capture(opening: Sequence[Row], completions: Sequence[Row]) -> Capture:
-    served = completions or opening
-    versions = [row["policy_version"] for row in served if row.get("policy_version") is not None]
-    if not versions:
-        versions = [row["policy_version"] for row in opening if row.get("policy_version") is not None]
-    payloads = [row["payload"] for row in completions]
-    return Capture(
-        consent=min((row["consent"] for row in opening), key=CONSENT.index),
-        policy_version=max(versions, default=None),
-        without_ids=sum(any(p.get(name) is None for name in ("prompt_ids", "response_ids", "behaviour_logprobs")) for p in payloads),
-        broken=sum(map(_broken, payloads)),
-        truncated=sum((p.get("top_p") is not None and p["top_p"] < 1) or (p.get("top_k") or 0) > 0 for p in payloads),
-    )
-
-
-def _sampling_ms(completions: Sequence[Row]) -> float | None:
-    """Sum durations as whole microseconds, so that the sum has no order."""
-    durations = [row["payload"].get("duration_ms") for row in completions]
-    known = [math.floor(duration * 1000.0 + 0.5) for duration in durations if duration is not None]
-    return sum(known) / 1000.0 if known else None
-
-
-def _closes(acted_at_ms: int, ends: Iterable[int], feedback: Iterable[int], window_ms: int) -> tuple[int, bool]:
-    """Return when a turn's window closes and whether something closed it early."""
-    early = [at for at in [*ends, *feedback] if at >= acted_at_ms]
-    return min([acted_at_ms + window_ms, *early]), bool(early)
-
-
-def _edit(edit_id: str, proposal: Row, seen: Sequence[Row], *, closes_at_ms: int, window_s: int) -> tuple[Edit, list[Row], int]:
-    """Judge one edit by what was seen of it inside the window: the edit, the rows used, the number of late ones."""
-    inside = [
-        row for row in seen if row["occurred_at_ms"] <= closes_at_ms and (row["payload"].get("horizon_s") or 0) <= window_s
-    ]  # fmt: skip
-    decisions = [(row["occurred_at_ms"], SEVERITY.index(row["payload"]["decision"])) for row in _of(inside, "edit_decided")]
-    survivals = [
-        (row["payload"]["horizon_s"], -row["payload"]["survival_no_revert"])
-        for row in _of(inside, "edit_survival")
-        if not row["payload"].get("branch_changed")
-    ]
-    edit = Edit(
-        edit_id=edit_id,
-        chars_added=proposal["payload"].get("chars_added") or 0,
-        decision=SEVERITY[max(decisions)[1]] if decisions else None,
-        survival=-max(survivals)[1] if survivals else None,
-    )
-    return edit, inside, len(seen) - len(inside)
-
-
-def _calls(rows: Sequence[Row]) -> tuple[set[str], set[str]]:
-    """Return the ids of a turn's tool calls and of those that were invalid."""
-    calls = {row["payload"]["tool_call_id"] for row in _of(rows, "tool_call")}
-    invalid = {row["payload"]["tool_call_id"] for row in _of(rows, "tool_call") if not row["payload"]["arguments_valid"]}
-    invalid |= {row["payload"]["tool_call_id"] for row in _of(rows, "tool_result") if row["payload"]["result_class"] in INVALID}
-    return calls | invalid, invalid
+    return sorted(kept, key=moment), conflicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +114,16 @@ class _Session:
     first: Row | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Frame:
+    """When a turn happened."""
+
+    started_at_ms: int
+    acted_at_ms: int
+    closes_at_ms: int
+    closed_early: bool
+
+
 def _first_by(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, Row]:
     first: dict[str, Row] = {}
     for row in rows:
@@ -199,26 +136,35 @@ def _group(rows: list[Row]) -> _Session:
     for row in rows:
         if row.get("turn_id") is not None:
             turns.setdefault(row["turn_id"], []).append(row)
-    turns = {turn_id: own for turn_id, own in turns.items() if _of(own, *OPENING)}
-    openings = _first_by((row for row in _of(rows, "turn_started") if row.get("turn_id") in turns), lambda row: row["turn_id"])
+    turns = {turn_id: own for turn_id, own in turns.items() if of(own, *OPENING)}
+    openings = _first_by((row for row in of(rows, "turn_started") if row.get("turn_id") in turns), lambda row: row["turn_id"])
     completions: dict[str, list[Row]] = {}
-    for row in _first_by(_of(rows, "completion"), lambda row: row["payload"]["completion_id"]).values():
+    for row in _first_by(of(rows, "completion"), lambda row: row["payload"]["completion_id"]).values():
         completions.setdefault(row.get("turn_id") or "", []).append(row)
-    proposals = _first_by(_of(rows, "edit_proposed"), lambda row: row["payload"]["edit_id"])
+    proposals = _first_by(of(rows, "edit_proposed"), lambda row: row["payload"]["edit_id"])
     seen: dict[str, list[Row]] = {}
-    for row in _of(rows, "edit_decided", "edit_survival"):
+    for row in of(rows, "edit_decided", "edit_survival"):
         seen.setdefault(row["payload"]["edit_id"], []).append(row)
-    credited, _ = by_proposal({edit_id: row.get("turn_id") for edit_id, row in proposals.items()}, seen)
+    credited, _ = credit.by_proposal({edit_id: row.get("turn_id") for edit_id, row in proposals.items()}, seen)
 
     def place(turn_id: str) -> tuple[float, int, str]:
         opening = openings.get(turn_id)
-        started = min(row["occurred_at_ms"] for row in _of(turns[turn_id], *OPENING))
+        started = min(row["occurred_at_ms"] for row in of(turns[turn_id], *OPENING))
         return math.inf if opening is None else opening["payload"]["turn_index"], started, turn_id
 
-    sessions_started = _of(rows, "session_started")
-    return _Session(
-        rows, turns, sorted(turns, key=place), openings, completions, proposals, credited, sessions_started[0] if sessions_started else None
-    )
+    opened = of(rows, "session_started")
+    return _Session(rows, turns, sorted(turns, key=place), openings, completions, proposals, credited, opened[0] if opened else None)
+
+
+def _frame(session: _Session, own: Sequence[Row], window_ms: int) -> _Frame:
+    """Say when a turn began, last acted, and closes: after its time, or early when the session ends or the user scores it."""
+    started = min(row["occurred_at_ms"] for row in of(own, *OPENING))
+    acted = max((row["occurred_at_ms"] for row in of(own, *ACTING)), default=started)
+    ends = [row["occurred_at_ms"] for row in (*of(session.rows, "session_ended"), *of(own, "feedback"))]
+    early = [at for at in ends if at >= acted]
+    return _Frame(
+        started_at_ms=started, acted_at_ms=acted, closes_at_ms=min([acted + window_ms, *early]), closed_early=bool(early)
+    )  # fmt: skip
 
 
 def _follow_up(own: Sequence[Row], opening: Row | None, reply: Row | None) -> FollowUp | None:
@@ -229,11 +175,28 @@ def _follow_up(own: Sequence[Row], opening: Row | None, reply: Row | None) -> Fo
         previous=opening["payload"].get("message") if opening else None,
         stack_traces=reply["payload"].get("stack_traces") or 0,
         reply_delay_ms=reply["payload"].get("reply_delay_ms"),
-        interrupted=any(row["payload"]["by"] == "user" for row in _of(own, "interrupted")),
+        interrupted=any(row["payload"]["by"] == "user" for row in of(own, "interrupted")),
     )
 
 
-def distil(rows: Iterable[Row], config: RewardsConfig, *, now_ms: int, tombstoned: frozenset[int] = frozenset()) -> list[TurnResult]:
+def _shared(session: _Session, frames: Mapping[str, _Frame], discount: float) -> dict[str, tuple[tuple[float, float], ...]]:
+    """Give what was said about the session as a whole to its turns: share and score, in the order in which it was said."""
+    windows = [
+        credit.Window(turn_id=turn_id, started_at_ms=frames[turn_id].started_at_ms, closes_at_ms=frames[turn_id].closes_at_ms)
+        for turn_id in session.order
+    ]
+    given: dict[str, list[tuple[float, float]]] = {}
+    for row in of(session.rows, *SAID):
+        score = facts.score(row)
+        if row.get("turn_id") is None and score is not None:
+            for turn_id, share in credit.shares(windows, row["occurred_at_ms"], discount=discount).items():
+                given.setdefault(turn_id, []).append((share, score))
+    return {turn_id: tuple(items) for turn_id, items in given.items()}
+
+
+def distil(
+    rows: Iterable[Row], config: RewardsConfig, *, now_ms: int, tombstoned: frozenset[int] = frozenset(), norms: Norms = NO_NORMS
+) -> list[TurnResult]:
     """Distil the events of one session.
 
     Args:
@@ -241,62 +204,98 @@ def distil(rows: Iterable[Row], config: RewardsConfig, *, now_ms: int, tombstone
         config: Window and weights.
         now_ms: The instant that windows are closed against.
         tombstoned: Policy versions whose release was rolled back.
+        norms: What was usual.
 
     Returns:
         Its turns in order.
     """
     kept, _ = deduplicate(rows)
     session = _group(kept)
-    replies = by_reply(session.order, session.openings)
+    frames = {turn_id: _frame(session, own, config.window_s * 1000) for turn_id, own in session.turns.items()}
+    replies = credit.by_reply(session.order, session.openings)
+    shared = _shared(session, frames, config.session_discount)
     return [
-        _turn(session, turn_id, position, replies.get(turn_id), config, now_ms=now_ms, tombstoned=tombstoned)
+        _turn(
+            session, turn_id, _Context(
+                position=position, frame=frames[turn_id], reply=replies.get(turn_id), shared=shared.get(turn_id, ()), now_ms=now_ms,
+                tombstoned=tombstoned, norms=norms,
+            ), config,
+        )
         for position, turn_id in enumerate(session.order)
-    ]
+    ]  # fmt: skip
 
 
-def _turn(
-    session: _Session, turn_id: str, position: int, reply: Row | None, config: RewardsConfig, *, now_ms: int, tombstoned: frozenset[int]
-) -> TurnResult:
-    own = session.turns[turn_id]
-    opening_rows = _of(own, *OPENING)
-    opening = session.openings.get(turn_id)
-    completions = session.completions.get(turn_id, [])
-    started_at = min(row["occurred_at_ms"] for row in opening_rows)
-    acted_at = max((row["occurred_at_ms"] for row in _of(own, *ACTING)), default=started_at)
-    ends = [row["occurred_at_ms"] for row in _of(session.rows, "session_ended")]
-    feedback = [row["occurred_at_ms"] for row in _of(own, "feedback")]
-    closes_at, early = _closes(acted_at, ends, feedback, config.window_s * 1000)
-    capture = _capture(opening_rows, completions)
-    stoppers = {row["payload"]["by"] for row in _of(own, "interrupted")}
-    failures = sum(row["payload"]["result_class"] == "provider_error" for row in _of(own, "tool_result"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    """What a turn needs to know besides its own rows."""
+
+    position: int
+    frame: _Frame
+    reply: Row | None
+    shared: tuple[tuple[float, float], ...]
+    now_ms: int
+    tombstoned: frozenset[int]
+    norms: Norms
+
+
+def _course(own: Sequence[Row], completions: Sequence[Row], *, final: bool) -> Course:
+    stoppers = {row["payload"]["by"] for row in of(own, "interrupted")}
+    failures = sum(row["payload"]["result_class"] == "provider_error" for row in of(own, "tool_result"))
     failures += sum(row["payload"].get("finish_reason") == "error" for row in completions)
-    course = Course(
-        final=early or now_ms >= closes_at, completions=len(completions), provider_errors=failures,
-        stopped_by_system="system" in stoppers, stopped_by_user="user" in stoppers,
+    return Course(
+        final=final, completions=len(completions), provider_errors=failures, stopped_by_system="system" in stoppers,
+        stopped_by_user="user" in stoppers,
     )  # fmt: skip
+
+
+def _turn(session: _Session, turn_id: str, context: _Context, config: RewardsConfig) -> TurnResult:
+    own, frame, reply = session.turns[turn_id], context.frame, context.reply
+    opening_rows, opening = of(own, *OPENING), session.openings.get(turn_id)
+    completions = session.completions.get(turn_id, [])
+    capture = facts.capture(opening_rows, completions)
+    course = _course(own, completions, final=frame.closed_early or context.now_ms >= frame.closes_at_ms)
     judged = [
-        _edit(edit_id, session.proposals[edit_id], seen, closes_at_ms=closes_at, window_s=config.window_s)
+        facts.judged(edit_id, session.proposals[edit_id], seen, closes_at_ms=frame.closes_at_ms, window_s=config.window_s)
         for edit_id, seen in sorted(session.credited.get(turn_id, {}).items())
     ]
-    in_time = reply is not None and reply["occurred_at_ms"] <= closes_at
-    calls, invalid = _calls(own)
-    task_bucket = session.first["payload"].get("task_bucket") if session.first else None
+    stated = [row for row in of(own, *CHECKED, *SAID) if row["type"] not in SAID or facts.score(row) is not None]
+    in_time = [row for row in stated if row["occurred_at_ms"] <= frame.closes_at_ms]
+    followed_up = reply is not None and reply["occurred_at_ms"] <= frame.closes_at_ms
+    start = session.first["payload"] if session.first else {}
+    calls = facts.calls(own)
     evidence = Evidence(
-        edits=tuple(edit for edit, _, _ in judged), follow_up=_follow_up(own, opening, reply) if in_time else None,
-        sampling_ms=_sampling_ms(completions), task_bucket=task_bucket, calls=len(calls), invalid_calls=len(invalid),
+        user_key=opening_rows[0]["user_key"], surface=start.get("surface"), task_bucket=start.get("task_bucket"),
+        language=opening["payload"].get("language") if opening else None, edits=tuple(edit for edit, _, _ in judged),
+        edits_observed=bool(start.get("edits_observed")), edit_expected=opening["payload"].get("edit_expected") if opening else None,
+        follow_up=_follow_up(own, opening, reply) if followed_up else None, followed_up=followed_up, final=course.final,
+        completions=len(completions), response_tokens=facts.tokens(completions, "response_tokens"),
+        sampling_ms=facts.sampling_ms(completions), calls=calls.calls, invalid_calls=calls.invalid, repeats=calls.repeats,
+        serial_calls=calls.serial, claims=facts.tokens(completions, "claims"), claims_unread=facts.tokens(completions, "claims_unread"),
+        checks=facts.checks(in_time), said=facts.said(in_time), shared=context.shared,
     )  # fmt: skip
-    present = {} if capture.consent == "none" else components(evidence, config)
-    decided, reason = outcome(course, capture, evident=is_evidence(present), tombstoned=tombstoned)
-    used = [row for _, inside, _ in judged for row in inside] + ([reply] if in_time and reply is not None else [])
-    used += _of(own, "tool_call", "tool_result", "completion", "edit_proposed", "interrupted")
+    allowed = capture.consent != "none"
+    present = components(evidence, config, context.norms) if allowed else {}
+    decided, reason = outcome(course, capture, evident=rewards.is_evidence(present), tombstoned=context.tombstoned)
+    mass = said[1] if (said := explicit(evidence)) is not None else 0.0
+    scale = context.norms.scale_of(evidence.surface, evidence.language, evidence.task_bucket)
+    found = rewards.pieces(present, config, scale=scale, explicit_mass=mass) if course.final else {}
+    used = [row for _, _, inside in judged for row in inside] + in_time + ([reply] if followed_up and reply is not None else [])
+    used += of(own, "turn_started", "tool_call", "tool_result", "completion", "edit_proposed", "interrupted")
+    used += [row for row in of(session.rows, *SAID) if row.get("turn_id") is None and context.shared]
+    late = sum(len(seen) for seen in session.credited.get(turn_id, {}).values()) - sum(len(inside) for _, _, inside in judged)
+    evaluations = [s for row in of(stated, "evaluation") if (s := facts.score(row)) is not None]
     return TurnResult(
         session_id=opening_rows[0]["session_id"], turn_id=turn_id,
-        turn_index=position if opening is None else opening["payload"]["turn_index"],
-        user_key=opening_rows[0]["user_key"], origin=opening_rows[0]["origin"], arm=(completions or opening_rows)[0]["arm"],
-        policy_version=capture.policy_version, task_bucket=task_bucket, started_at_ms=started_at, closes_at_ms=closes_at,
-        course=course, capture=capture, evidence=evidence, components=present,
-        dissatisfied=None if capture.consent == "none" else dissatisfied(evidence.follow_up),
-        followed_up=in_time, late=sum(late for _, _, late in judged) + int(reply is not None and not in_time),
-        outcome=decided, outcome_reason=reason, reward=scalar(present, config) if course.final else None,
-        sources=tuple(row["event_id"] for row in sorted(used, key=_moment)),
+        turn_index=context.position if opening is None else opening["payload"]["turn_index"],
+        user_key=evidence.user_key, origin=opening_rows[0]["origin"], arm=(completions or opening_rows)[0]["arm"],
+        policy_version=capture.policy_version, task_bucket=evidence.task_bucket, started_at_ms=frame.started_at_ms,
+        closes_at_ms=frame.closes_at_ms, course=course, capture=capture, evidence=evidence, components=present, pieces=found,
+        maturity=states(present, evidence, config, closed_early=frame.closed_early) if allowed else {},
+        dissatisfied=dissatisfied(evidence.follow_up) if allowed else None, explicit_mass=mass, followed_up=followed_up,
+        replied_after_ms=None if reply is None else reply["occurred_at_ms"] - frame.acted_at_ms, asked=facts.asked(completions),
+        deferred=is_deferred(evidence, config), late=late + len(stated) - len(in_time) + int(reply is not None and not followed_up),
+        truth=truth_of_turn([(edit, truth) for edit, truth, _ in judged]), truth_evaluation=evaluations[-1] if evaluations else None,
+        outcome=decided, outcome_reason=reason,
+        reward=rewards.scalar(present, config, scale=scale, explicit_mass=mass) if course.final else None,
+        sources=tuple(dict.fromkeys(row["event_id"] for row in sorted(used, key=moment))),
     )  # fmt: skip

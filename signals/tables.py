@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from signals.samples import COMPONENTS, SAMPLES
+from signals.samples import SAMPLES
 from signals.wire import arrow_fields
 
 BUCKET: Final = "session_bucket"
@@ -59,10 +59,28 @@ _OUTCOME: Final = [
 _BUCKET: Final = _field(BUCKET, pa.int32(), "hash of session_id, so that a session's rows are computed together")
 _DAY: Final = _field(DAY, pa.date32(), "UTC day of the turn's start, the partition that is rewritten together")
 
+COMPONENT_DOCS: Final = {
+    "edits_kept": "share of the turn's edits that was kept, by root of size, on [-1, 1]",
+    "follow_up": "1 - 2 P(dissatisfied) of the next user message, in [-1, 1]",
+    "latency": "sampling time against the median of the task bucket, in (-1, 1); 0 at the median, negative above",
+    "tool_calls": "cost of invalid, repeated and needlessly serial calls, in [-1, 0]",
+    "effort": "cost of tokens, calls and completions, in (-1, 0]",
+    "conventions": "lint delta, tests and project rules after the turn's edits, in [-1, 1]",
+    "evidence": "cost of speaking of files that were not looked at, in [-1, 0]",
+    "explicit": "thumbs, scores and external evaluations inside the window, in [-1, 1]",
+    "deferral": "charge of an eligible turn that was answered without an edit, in [-1, 0]",
+}
+"""What each column of a reward component says, in the order of COMPONENTS."""
+_ORIGINAL: Final = _field(
+    "original", pa.binary(), "record value as it arrived, where it has fields that this release does not know; null otherwise"
+)
+
 EVENTS: Final = Table(
     name="events",
     row="one accepted Kafka record, as it arrived; duplicates included",
-    schema=pa.schema([*arrow_fields(), _field("fingerprint", pa.string(), "sha256 of all but the recorder's clock"), *_RECORD, *_ARRIVED]),
+    schema=pa.schema(
+        [*arrow_fields(), _field("fingerprint", pa.string(), "sha256 of all but the recorder's clock"), _ORIGINAL, *_RECORD, *_ARRIVED]
+    ),
     partition_by=("date",),
 )
 QUARANTINE: Final = Table(
@@ -148,11 +166,21 @@ TURNS: Final = Table(
             _field("sampling_ms", pa.float64(), "time spent sampling, ms; tools excluded; null when unknown"),
             _field("calls", pa.int64(), "tool calls, each id once"),
             _field("invalid_calls", pa.int64(), "calls of unknown tools or with invalid arguments"),
+            _field("repeats", pa.int64(), "valid calls that repeat an earlier one of the turn with nothing changed in between"),
+            _field("serial_calls", pa.int64(), "valid look-ups in a later completion that could have gone out in parallel"),
+            _field("claims", pa.int64(), "files that the replies speak of"),
+            _field("claims_unread", pa.int64(), "of those, files that no earlier call or result showed"),
+            _field("edits_observed", pa.bool_(), "whether the client records every change, so that no edit event means no edit"),
+            _field("edit_expected", pa.float64(), "P(the user asked for a change), from the prompt alone, in [0, 1]; null when not read"),
+            _field("eligible", pa.bool_(), "whether an edit was to be expected and would have been seen"),
+            _field("asked", pa.bool_(), "whether the turn's last words were a question"),
+            _field("deferred", pa.bool_(), "whether an eligible turn was answered without an edit"),
             _field("edits", pa.int64(), "edits proposed in the turn"),
             _field("edits_judged", pa.int64(), "of those, edits with evidence"),
             _field("followed_up", pa.bool_(), "whether a user message came next inside the window"),
+            _field("replied_after_ms", pa.int64(), "from the last action to the next user message, ms, however late; null when none came"),
             _field("interrupted", pa.bool_(), "whether the user stopped the turn"),
-            _field("late", pa.int64(), "evidence after closes_at: counted, not used"),
+            _field("late", pa.int64(), "evidence after closes_at: counted, not used in the reward"),
             *_OUTCOME,
             _BUCKET,
             _DAY,
@@ -176,6 +204,9 @@ EDITS: Final = Table(
             _field("survival_no_revert", pa.float64(), "share that was not taken back, at horizon_s, in [0, 1]"),
             _field("kept", pa.float64(), "share that counts as kept, in [0, 1]; null without evidence"),
             _field("weight", pa.float64(), "sqrt of characters added, at least 1"),
+            _field("survival_commit", pa.float64(), "share that stood at the last commit measured, in [0, 1]; truth, not in the reward"),
+            _field("survival_24h", pa.float64(), "share that stood a day later, in [0, 1]; truth, not in the reward"),
+            _field("survival_7d", pa.float64(), "share that stood a week later, in [0, 1]; truth, not in the reward"),
             _BUCKET,
             _DAY,
         ]
@@ -188,10 +219,23 @@ REWARDS: Final = Table(
     schema=pa.schema(
         [
             *_TURN_IDS,
-            *[_field(name, pa.float64(), "component in [-1, 1]; null without evidence") for name in COMPONENTS],
+            *[_field(name, pa.float64(), f"{doc}; null without evidence") for name, doc in COMPONENT_DOCS.items()],
             _field("dissatisfied", pa.float64(), "P(dissatisfied) of the next user message, in [0, 1]; null when none"),
-            _field("reward", pa.float64(), "weighted mean in [-1, 1]; null without evidence or before the window closes"),
-            _field("reward_version", pa.string(), "digest of reward code, weights and windows"),
+            _field(
+                "explicit_mass",
+                pa.float64(),
+                "for how much `explicit` counts: 1 for the turn, and its share of what was said of the session",
+            ),
+            _field("maturity", pa.map_(pa.string(), pa.string()), "component -> pending, observed, defaulted or censored"),
+            _field("credit", pa.float64(), "sum of mass x value over the turn's evidence; null before the window closes"),
+            _field("mass", pa.float64(), "sum of mass: for how much evidence; null before the window closes"),
+            _field("reward", pa.float64(), "credit / mass, in [-1, 1]; null without evidence or before the window closes"),
+            _field("reward_version", pa.string(), "digest of reward code, weights, windows and norms"),
+            _field("norms_version", pa.string(), "digest of the frozen norms it was computed with; null without"),
+            _field("truth_commit", pa.float64(), "share of the turn's edits that stood at commit, in [0, 1]; null when not measured"),
+            _field("truth_24h", pa.float64(), "share of the turn's edits that stood a day later, in [0, 1]; null when not measured"),
+            _field("truth_7d", pa.float64(), "share of the turn's edits that stood a week later, in [0, 1]; null when not measured"),
+            _field("truth_evaluation", pa.float64(), "last external evaluation of the turn, however late, in [-1, 1]; null when none"),
             _field("matured_at", INSTANT, "when the reward became final; null before"),
             *_OUTCOME,
             _BUCKET,
@@ -199,6 +243,28 @@ REWARDS: Final = Table(
         ]
     ),
     partition_by=(DAY,),
+)
+NORMS: Final = Table(
+    name="norms",
+    row="one frozen figure that turns are compared with; the newest frozen_at is in force",
+    schema=pa.schema(
+        [
+            _field("frozen_at", INSTANT, "when `signals baselines --freeze` wrote it; one instant a version"),
+            _field("reward_version", pa.string(), "reward version of the turns it was computed from"),
+            _field("policy_versions", pa.list_(pa.int64()), "policies whose turns it was computed from; empty means all"),
+            _field("kind", pa.string(), "scale, low, median_ms, kept or kept_by_user"),
+            _field("surface", pa.string(), "of the stratum; * for all, empty for unknown"),
+            _field("language", pa.string(), "of the stratum; * for all, empty for unknown"),
+            _field("task_bucket", pa.string(), "of the stratum or bucket; * for all, empty for unknown"),
+            _field("user_key", pa.string(), "keyed hash of the user (kept_by_user); * elsewhere"),
+            _field("component", pa.string(), "component (scale); * elsewhere"),
+            _field("turns", pa.int64(), "turns behind the figure"),
+            _field("total", pa.float64(), "sum of kept shares (kept, kept_by_user)"),
+            _field("mean", pa.float64(), "mean of the component (scale)"),
+            _field("sd", pa.float64(), "standard deviation of the component (scale)"),
+            _field("value", pa.float64(), "tenth percentile of edits_kept (low), or milliseconds (median_ms)"),
+        ]
+    ),
 )
 BACKFILL: Final = Table(
     name="rewards_backfill",
@@ -292,6 +358,7 @@ TABLES: Final[dict[str, Table]] = {
         TURNS,
         EDITS,
         REWARDS,
+        NORMS,
         BACKFILL,
         SAMPLES_TABLE,
         COUNTS,

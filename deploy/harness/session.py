@@ -38,7 +38,7 @@ from pipelines.events import (
     TurnStartedPayload,
 )
 from pipelines.reading import edit_expected
-from signals import rewards
+from signals import components, rewards
 from signals.config import RewardsConfig
 
 
@@ -141,7 +141,7 @@ class _Run:
     record: SessionRecord
     conversation: list[Message]
     transcript: list[dict[str, Any]] = field(default_factory=list)
-    judged: list[tuple[str, tuple[rewards.Edit, ...], bool]] = field(default_factory=list)
+    judged: list[tuple[str, tuple[components.Edit, ...], bool]] = field(default_factory=list)
     """By turn: the user's message, what became of its edits, interrupted."""
 
 
@@ -306,7 +306,7 @@ def settle(
     kept: Literal["yes", "no"],
     turn_id: str,
     horizons_s: tuple[int, ...],
-) -> tuple[rewards.Edit, ...]:
+) -> tuple[components.Edit, ...]:
     """Keep or take back a turn's edits, and tell what became of them at every horizon.
 
     Returns:
@@ -315,7 +315,7 @@ def settle(
     if kept == "no":
         for proposal in reversed(proposals):
             put_back(workspace, proposal.edit.path, proposal.edit.before)
-    settled: list[rewards.Edit] = []
+    settled: list[components.Edit] = []
     for proposal in proposals:
         decision: Literal["accepted", "undone"] = "accepted" if kept == "yes" else "undone"
         log.add(EditDecidedPayload(edit_id=proposal.edit_id, decision=decision), turn_id=turn_id)
@@ -326,7 +326,7 @@ def settle(
             )
             log.add(told, turn_id=turn_id)
         chars = size(proposal.edit).chars_added
-        settled.append(rewards.Edit(edit_id=proposal.edit_id, chars_added=chars, decision=decision, survival=no_revert))
+        settled.append(components.Edit(edit_id=proposal.edit_id, chars_added=chars, decision=decision, survival=no_revert))
     return tuple(settled)
 
 
@@ -359,14 +359,16 @@ def _retell(message: str, turn: Turn, verdict: Verdict, *, form: str | None, che
 
 
 def turn_is_scored(
-    edits: tuple[rewards.Edit, ...], *, message: str, next_message: str | None, interrupted: bool, calls: int, invalid_calls: int
+    edits: tuple[components.Edit, ...], *, message: str, next_message: str | None, interrupted: bool, calls: int, invalid_calls: int
 ) -> bool:
     """Ask the signal stage's own rules whether a turn's facts are evidence."""
     follow_up = None
     if next_message is not None:
-        follow_up = rewards.FollowUp(message=next_message, previous=message, stack_traces=0, reply_delay_ms=None, interrupted=interrupted)
-    evidence = rewards.Evidence(edits=edits, follow_up=follow_up, calls=calls, invalid_calls=invalid_calls)
-    return rewards.is_evidence(rewards.components(evidence, RewardsConfig()))
+        follow_up = components.FollowUp(
+            message=next_message, previous=message, stack_traces=0, reply_delay_ms=None, interrupted=interrupted
+        )
+    evidence = components.Evidence(edits=edits, follow_up=follow_up, calls=calls, invalid_calls=invalid_calls)
+    return rewards.is_evidence(components.components(evidence, RewardsConfig()))
 
 
 def _mark_scored(run: _Run) -> None:

@@ -20,7 +20,7 @@ from pipelines.events import Event
 from pipelines.storage import Home, exclusive
 from signals import distil, explain, job, lake, offsets, sessions, stream
 from signals.config import JobsConfig, RewardsConfig, SignalsConfig, SparkConfig
-from signals.samples import SAMPLES, Outcome
+from signals.samples import COMPONENTS, SAMPLES, Outcome
 from tests.support.spark import T0, as_record, as_row, completion_payload, event, made_up_session
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
@@ -93,7 +93,7 @@ def test_the_columns_say_what_the_plain_rules_say(told: tuple[Deployment, list[E
     for turn in expected:
         row, facts = rewards[turn.session_id, turn.turn_id], turns[turn.session_id, turn.turn_id]
         assert (row["outcome"], row["outcome_reason"]) == (turn.outcome.value, turn.outcome_reason)
-        present = {name: row[name] for name in ("edits_kept", "follow_up", "latency", "tool_calls") if row[name] is not None}
+        present = {name: row[name] for name in COMPONENTS if row[name] is not None}
         assert present == pytest.approx(turn.components, abs=1e-12)
         assert row["reward"] == (None if turn.reward is None else pytest.approx(turn.reward, abs=1e-12))
         own = (turn.turn_index, turn.user_key, turn.arm, turn.policy_version, turn.late, turn.evidence.calls, turn.evidence.invalid_calls)

@@ -1,7 +1,7 @@
 """Fixtures and builders: one Spark session for the whole test run, and made-up sessions as real events."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -81,7 +81,12 @@ def made_up_session(rng: random.Random, name: str) -> list[Event]:
         own = envelope | {"turn_id": None if turn is None else f"{name}-t{turn}"}
         events.append(event(kind, 0, at, payload, **(own | {"event_id": f"{name}-{next(ids)}"})))
 
-    add("session_started", {"surface": "simulator", "task_bucket": rng.choice(["edit", "explain", None])}, turn=None)
+    start = {
+        "surface": "simulator",
+        "task_bucket": rng.choice(["edit", "explain", None]),
+        "edits_observed": rng.choice([True, False, None]),
+    }
+    add("session_started", start, turn=None)
     for turn in range(rng.randrange(1, 5)):
         message = rng.choice(MESSAGES)
         if rng.random() < 0.95:
@@ -94,6 +99,7 @@ def made_up_session(rng: random.Random, name: str) -> list[Event]:
                     "language": rng.choice(["en", "de", None]),
                     "stack_traces": rng.choice([0, 0, 1]),
                     "reply_delay_ms": rng.choice([None, 2_000, 90_000]),
+                    "edit_expected": rng.choice([None, 0.1, 0.5, 0.9]),
                 },
                 turn=turn,
                 step_ms=rng.choice([5_000, 3_000_000]),
@@ -110,6 +116,8 @@ def made_up_session(rng: random.Random, name: str) -> list[Event]:
                     {"top_p": 0.9},
                     {"capture_error": "cut"},
                     {"finish_reason": "error"},
+                    {"ends_in_question": True, "claims": 0, "claims_unread": 0},
+                    {"ends_in_question": False, "claims": 3, "claims_unread": rng.randrange(4), "response_tokens": 4_000},
                 ]
             )
             add("completion", completion_payload(identity, step=step) | changes, turn=turn)
@@ -121,6 +129,10 @@ def made_up_session(rng: random.Random, name: str) -> list[Event]:
                         "completion_id": identity,
                         "name": "edit_file",
                         "arguments_valid": rng.random() < 0.8,
+                        "arguments_hash": rng.choice([None, "h1", "h2"]),
+                        "changes_before": rng.choice([None, 0, 0, 1]),
+                        "kind": rng.choice([None, "read", "edit"]),
+                        "independent": rng.choice([None, False, True]),
                     },
                     turn=turn,
                 )
@@ -145,7 +157,7 @@ def made_up_session(rng: random.Random, name: str) -> list[Event]:
                     turn=turn,
                     step_ms=rng.choice([900, 2_500_000]),
                 )
-            for horizon in rng.sample([0, 5, 300, 900, 86_400], rng.randrange(0, 4)):
+            for horizon in rng.sample([0, 5, 300, 900, 86_400, 604_800], rng.randrange(0, 4)):
                 add(
                     "edit_survival",
                     {
@@ -154,6 +166,7 @@ def made_up_session(rng: random.Random, name: str) -> list[Event]:
                         "survival_four_gram": 0.5,
                         "survival_no_revert": rng.random(),
                         "branch_changed": rng.random() < 0.2,
+                        "milestone": rng.choice([None, None, "commit"]),
                     },
                     turn=turn,
                 )
@@ -161,9 +174,28 @@ def made_up_session(rng: random.Random, name: str) -> list[Event]:
             add("interrupted", {"by": rng.choice(["user", "system", "policy"])}, turn=turn)
         if rng.random() < 0.1:
             add("feedback", {"source": "thumb", "score": 1.0}, turn=turn)
+        add_checks(rng, add, turn)
+    if rng.random() < 0.2:
+        add("feedback", {"source": "survey", "score": rng.choice([-1.0, 0.5])}, turn=None)
+    if rng.random() < 0.1:
+        add("evaluation", {"name": "session", "score_value": rng.random()}, turn=None)
     if rng.random() < 0.6:
         add("session_ended", {"reason": "done"}, turn=None)
     return events
+
+
+def add_checks(rng: random.Random, add: Callable[..., None], turn: int) -> None:
+    """Add what lint, tests and evaluators said of a turn, by chance, soon or late."""
+    step_ms = rng.choice([400, 2_500_000])
+    for _ in range(rng.choice([0, 0, 0, 0, 1, 2])):
+        rules = rng.choice([{}, {"rules_checked": 0}, {"rules_checked": 4, "rules_broken": rng.randrange(5)}])
+        add("lint_delta", {"issues_before": 3, "issues_after": rng.randrange(8)} | rules, turn=turn, step_ms=step_ms)
+    for _ in range(rng.choice([0, 0, 0, 0, 1, 2])):
+        before = rng.choice([{}, {"passed_before": 4, "failed_before": 1}])
+        add("test_run", {"passed_after": rng.randrange(5), "failed_after": rng.randrange(3)} | before, turn=turn, step_ms=step_ms)
+    if rng.random() < 0.2:
+        label = rng.choice([{"score_value": rng.choice([-2.0, 0.25, 1.0])}, {"score_label": rng.choice(["Pass", " failed ", "meh"])}])
+        add("evaluation", {"name": "judge"} | label, turn=turn, step_ms=step_ms)
 
 
 def as_row(item: Event) -> dict[str, Any]:

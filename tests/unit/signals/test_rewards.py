@@ -3,25 +3,14 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.config import load
 from pipelines.errors import ConfigError
+from signals.components import Edit, Evidence, FollowUp, components, edits_kept, kept_share, latency
 from signals.config import RewardsConfig, SignalsConfig
-from signals.rewards import (
-    Edit,
-    Evidence,
-    FollowUp,
-    components,
-    edits_kept,
-    is_evidence,
-    kept_share,
-    latency,
-    reward_version,
-    scalar,
-    tool_calls,
-)
+from signals.rewards import is_evidence, reward_version, scalar
 
 CONFIG = RewardsConfig()
 
@@ -32,7 +21,8 @@ def edit(number: int, chars: int, *, decision: str | None = None, survival: floa
 
 def test_a_reverted_edit_earns_a_negative_reward() -> None:
     present = components(Evidence(edits=(edit(1, 100, decision="undone", survival=0.9),)), CONFIG)
-    assert present == {"edits_kept": -1.0}
+    assert present["edits_kept"] == -1.0
+    assert present.keys() == {"edits_kept", "effort"}
     assert scalar(present, CONFIG) == -1.0
 
 
@@ -83,9 +73,10 @@ def test_a_fast_turn_that_nobody_reacted_to_has_no_reward() -> None:
 
 
 def test_invalid_calls_cost_one_in_all_and_valid_ones_nothing() -> None:
-    assert tool_calls(0, 0) is None
-    assert tool_calls(3, 0) == 0.0
-    assert tool_calls(3, 1) == tool_calls(3, 3) == -1.0
+    assert "tool_calls" not in components(Evidence(), CONFIG)
+    assert components(Evidence(calls=3), CONFIG)["tool_calls"] == 0.0
+    for invalid in (1, 3):
+        assert components(Evidence(calls=3, invalid_calls=invalid), CONFIG)["tool_calls"] == -1.0
 
 
 def test_the_scalar_is_the_weighted_mean_of_what_is_present() -> None:
@@ -121,6 +112,7 @@ follow_ups = st.one_of(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(edits, follow_ups, st.one_of(st.none(), st.floats(1, 1e6)), st.integers(0, 5))
 def test_every_component_and_the_scalar_lie_between_minus_one_and_one(
     found: list[Edit], reply: FollowUp | None, ms: float | None, calls: int
@@ -133,6 +125,7 @@ def test_every_component_and_the_scalar_lie_between_minus_one_and_one(
     assert value is None or -1.0 <= value <= 1.0
 
 
+@settings(deadline=None)
 @given(edits, follow_ups, st.integers(0, 4), st.integers(0, 4))
 def test_one_more_invalid_call_never_raises_the_reward_nor_takes_the_turn_out_of_sight(
     found: list[Edit], reply: FollowUp | None, calls: int, invalid: int

@@ -42,9 +42,9 @@ def two_turns() -> list[Event]:
 def test_evidence_goes_to_the_turn_that_earned_it() -> None:
     first, second = of(two_turns())
     assert first.components["edits_kept"] == -1.0
-    assert first.components["follow_up"] < -0.8
+    assert first.components["follow_up"] < -0.5
     assert first.outcome is Outcome.SCORED
-    assert second.components.keys() == {"latency"}
+    assert second.components.keys() == {"latency", "effort"}
     assert (second.outcome, second.reward) == (Outcome.NO_EVIDENCE, None)
 
 
@@ -109,7 +109,7 @@ def test_every_edit_fact_is_credited_once_and_every_message_judges_the_turn_befo
     assert by_reply(["t1", "t2", "t3"], {"t1": 1, "t2": 2}) == {"t1": 2}
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9), st.randoms(use_true_random=False))
 def test_order_and_duplicates_cannot_change_a_session(seed: int, rng: random.Random) -> None:
     events = made_up_session(random.Random(seed), "s")
@@ -118,7 +118,7 @@ def test_order_and_duplicates_cannot_change_a_session(seed: int, rng: random.Ran
     assert of(mixed) == of(events)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**9), st.integers(0, 6_000_000))
 def test_once_final_a_turn_never_changes_as_time_goes_on(seed: int, age_ms: int) -> None:
     events = made_up_session(random.Random(seed), "s")
@@ -126,7 +126,7 @@ def test_once_final_a_turn_never_changes_as_time_goes_on(seed: int, age_ms: int)
     assert [a for a in early if a.course.final] == [b for a, b in zip(early, late, strict=True) if a.course.final]
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9))
 def test_the_credit_of_a_sessions_turns_adds_up_to_its_evidence(seed: int) -> None:
     rows = [as_row(item) for item in made_up_session(random.Random(seed), "s")]
