@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pipelines.codec import FUTURE_TOLERANCE_MS
 from pipelines.events import PAYLOADS, SCHEMA_VERSION, Envelope
 from signals.tables import EVENTS, QUARANTINE
-from signals.wire import Rule, envelope_rules, json_ddl, payload_rules
+from signals.wire import Rule, envelope_rules, json_ddl, known_fields, payload_rules
 
 CORRUPT: Final = "_corrupt"
 PARSE: Final = {"columnNameOfCorruptRecord": CORRUPT, "mode": "PERMISSIVE", "allowNonNumericNumbers": "false"}
@@ -94,6 +94,35 @@ def _packed_fault() -> Column:
     )
 
 
+def _present() -> Column:
+    """Count the known fields that a parsed event has, containers included."""
+    known = known_fields()
+    names = [*known[""], *[f"{part}.{name}" for part in known if part for name in known[part]]]
+    total = F.lit(0)
+    for name in names:
+        total = total + F.col(name).isNotNull().cast("int")
+    return total
+
+
+def _has_unknown_fields(raw: Column) -> Column:
+    """Return whether an event holds fields that `from_json` passed over, as one from a newer client does.
+
+    Reading the names costs as much as parsing, so they are read only where there are more keys than known fields. Counting `":` can count
+    too many (one inside a text), which costs time, and not too few in JSON that is written without a space before the colon.
+    """
+    keys = (F.length(raw) - F.length(F.replace(raw, F.lit('":'), F.lit("")))) / 2
+    known = known_fields()
+    nested = F.from_json(raw, ", ".join(f"{part} MAP<STRING, STRING>" for part in known if part))
+
+    def unknown(names: Column, part: str) -> Column:
+        return F.coalesce(F.size(F.array_except(names, F.array(*map(F.lit, known[part])))) > 0, F.lit(False))
+
+    found = unknown(F.json_object_keys(raw), "")
+    for part in ("client", "payload"):
+        found = found | unknown(F.map_keys(nested[part]), part)
+    return F.when(keys == F.col("_present"), F.lit(False)).otherwise(found)
+
+
 def judged(records: DataFrame, *, max_bytes: int, future_ms: int = FUTURE_TOLERANCE_MS) -> DataFrame:
     """Parse and judge Kafka records.
 
@@ -118,7 +147,7 @@ def judged(records: DataFrame, *, max_bytes: int, future_ms: int = FUTURE_TOLERA
         fits.alias("_fits"),
         F.when(fits & F.is_valid_utf8(raw.cast("string")), F.from_json(raw.cast("string"), json_ddl(CORRUPT), PARSE)).alias("_event"),
     )
-    flat = parsed.select("*", "_event.*").drop("_event").withColumn("value", F.col("raw"))
+    flat = parsed.select("*", "_event.*").drop("_event").withColumns({"value": F.col("raw"), "_present": _present()})
     flat = flat.withColumns({name: F.coalesce(F.col(name), F.lit(default)) for name, default in DEFAULTS.items()})
     anything = F.coalesce(*[F.col(name) for name in ("event_id", "type", "session_id", "user_key")]).isNotNull()
     flat = flat.withColumns({"_missing": _field_fault(missing=True), "_invalid": _field_fault(missing=False), "_packed": _packed_fault()})
@@ -148,6 +177,7 @@ def judged(records: DataFrame, *, max_bytes: int, future_ms: int = FUTURE_TOLERA
     return (
         flat.withColumn("reason", reason)
         .withColumn("detail", detail)
+        .withColumn("original", F.when(F.col("reason").isNull() & _has_unknown_fields(raw.cast("string")), raw))
         .withColumn("fingerprint", F.when(F.col("reason").isNull(), F.sha2(F.to_json(F.struct(*content, "client", "payload")), 256)))
         .select(*EVENTS.schema.names, "reason", "detail", "key", "raw")
     )
