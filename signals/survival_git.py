@@ -163,18 +163,21 @@ class Repository:
     def changes(self, since_s: float) -> list[Change]:
         """Return what the mainline's commits since an instant did to files, oldest first.
 
+        Where texts are missing (a partial clone), only files that moved without a change are followed: seeing others needs their texts.
+
         Raises:
             ContractViolation: git cannot read the history.
             TransientError: It took too long.
         """
-        out = self._run(
-            "log", "--first-parent", "--diff-merges=first-parent", "--reverse", "--raw", "-z", "-M", "--no-abbrev", "--no-color",
-            "--no-ext-diff", "-O/dev/null", "--no-textconv", "--no-relative", "--ignore-submodules=none", *_since(since_s),
-            "--format=%x01%H %ct", self.head, "--",
-        )  # fmt: skip
-        if out is None:
-            raise ContractViolation(f"git cannot read the history of {self._path}; try: git -C {self._path} fsck")
-        return list(_parse(out))
+        for renames in ("-M", "-M100%"):
+            out = self._run(
+                "log", "--first-parent", "--diff-merges=first-parent", "--reverse", "--raw", "-z", renames, "--no-abbrev", "--no-color",
+                "--no-ext-diff", "-O/dev/null", "--no-textconv", "--no-relative", "--ignore-submodules=none", *_since(since_s),
+                "--format=%x01%H %ct", self.head, "--",
+            )  # fmt: skip
+            if out is not None:
+                return list(_parse(out))
+        raise ContractViolation(f"git cannot read the history of {self._path}; try: git -C {self._path} fsck")
 
     def text(self, blob: str) -> str:
         """Return a file's text; what is no UTF-8 becomes U+FFFD.

@@ -206,6 +206,16 @@ def test_a_damaged_repository_is_a_clear_failure(repo: Repo) -> None:
         repository.changes(0)
 
 
+def test_a_clone_that_lacks_texts_is_read_as_far_as_it_goes(repo: Repo) -> None:
+    long = "".join(f"line {number}\n" for number in range(40))
+    repo.commit({"src/a.py": None, "old.py": long}, at_s=T0 + 200)
+    moved = repo.git("rev-parse", "HEAD:old.py")
+    repo.commit({"old.py": None, "new.py": long + "more\n", "b.py": AFTER}, at_s=T0 + 300)
+    (repo.root / ".git" / "objects" / moved[:2] / moved[2:]).unlink()
+    assert measured(repo, subject(path="b.py", before=None))["commit"] == (1.0, 1.0)
+    assert measured(repo, subject(path="old.py", before=None, after=long))["commit"] == "missing_object"
+
+
 def test_commits_that_say_so_are_the_edits(repo: Repo) -> None:
     repo.commit({"src/a.py": AFTER}, at_s=T0 + 300, message="Add c\n\nCo-Authored-By: Claude <x@example.org>")
     repo.commit({"src/a.py": BEFORE}, at_s=T0 + 300 + 2 * DAY, message="Take it back")
