@@ -24,6 +24,7 @@ from pipelines.storage import Home
 from signals import lake, transforms
 from signals.config import SignalsConfig
 from signals.maintenance import sql_text
+from signals.norm_table import in_force
 from signals.rewards import reward_version
 from signals.tables import DAY, TABLES
 
@@ -124,10 +125,15 @@ def backfill(spark: SparkSession, home: Home, config: SignalsConfig, name: str, 
     )
     events = transforms.with_bucket(events.join(wanted, "session_id", "left_semi"), config.signals.buckets)
     before = lake.last(lake.read(home, "distilled"), "distilled_at")
+    norms = in_force(home, config.rewards)
     found = transforms.distilled(
-        events, config.rewards, now_ms=int(now.timestamp() * 1000), tombstoned=frozenset(before["tombstoned"]) if before else frozenset(),
+        events,
+        config.rewards,
+        now_ms=int(now.timestamp() * 1000),
+        tombstoned=frozenset(before["tombstoned"]) if before else frozenset(),
         partitions=min(config.signals.buckets, config.spark.shuffle_partitions),
-    )  # fmt: skip
+        norms=norms,
+    )
     rows = found.rewards.where(days).withColumns({"backfill": F.lit(name), "computed_at": F.lit(now)})
     writer = rows.select(*TABLES[TABLE].schema.names).write.format("delta").mode("overwrite")
     writer.option("replaceWhere", f"backfill = {sql_text(name)} AND {days}").save(str(lake.path(home, TABLE)))
@@ -136,7 +142,7 @@ def backfill(spark: SparkSession, home: Home, config: SignalsConfig, name: str, 
     compared = compare(trained, own)
     versions = tuple(sorted(set(trained["reward_version"].to_pylist()) - {None}))
     return Backfilled(
-        name=name, reward_version=reward_version(config.rewards), trained_versions=versions, rows=own.num_rows, compared=compared
+        name=name, reward_version=reward_version(config.rewards, norms), trained_versions=versions, rows=own.num_rows, compared=compared
     )
 
 
