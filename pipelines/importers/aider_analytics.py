@@ -38,14 +38,16 @@ class Mapper:
         """User -> running session."""
         self._starts: Counter[str] = Counter()
         """Sessions by user and second: two may start in one."""
-        self._same = ("", 0)
-        """The last line, and how many equal ones stood before it."""
+        self._same: Counter[str] = Counter()
+        """Equal lines of this log so far: many events may share a second."""
+        self._own = ""
 
     def identity(self, record: Record) -> str | None:
-        """Return the line; equal lines that follow one another are events of one second, not repetitions."""
+        """Return the line with its place among equal ones of its log: they are events of one second, and a copy repeats them all."""
         text = digest(record.value)
-        self._same = (text, self._same[1] + 1 if text == self._same[0] else 0)
-        return f"{text}/{self._same[1]}"
+        self._same[text] += 1
+        self._own = f"{text[:12]}/{self._same[text]}"
+        return f"{text}/{self._same[text]}"
 
     def facts(self, record: Record) -> Iterator[str]:
         """Count stops; there is nothing else to count."""
@@ -71,7 +73,7 @@ class Mapper:
             again = f"-{self._starts[name_at]}" if self._starts[name_at] > 1 else ""
             session = self._open[user] = Session(self._stamp, name_at + again, out=self._out)
         session.out, session.mute = self._out, not emit
-        seed = f"{name}/{at}/{digest(line)[:12]}/{self._same[1]}"
+        seed = f"{name}/{at}/{self._own}"
         reason = self._event(session, name, mapping(line.get("properties")), seed, at)
         if name == "exit":
             if _abandoned(line):
@@ -83,6 +85,7 @@ class Mapper:
     def end_file(self) -> Iterator[ev.Event]:
         """Yield the ends of what is still running."""
         self._out = []
+        self._same.clear()
         for user in list(self._open):
             self._end(user)
         yield from self._out

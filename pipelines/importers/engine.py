@@ -30,7 +30,7 @@ SHOWN_FAULTS: Final = 20
 """Faulty records shown with file and number; the rest is only counted."""
 FACTS: Final = ("edits", "tool_calls", "tool_errors", "tool_rejections", "interrupts", "user_messages")
 """What every importer counts from the records themselves."""
-SKIPPED_FOLDERS: Final = frozenset({".git", "node_modules", ".venv", "__pycache__"})
+SKIPPED_FOLDERS: Final = frozenset({".git", "node_modules", ".venv", "__pycache__", ".tidegate"})
 
 Read = Callable[[Path, IO[bytes], Advance], Iterator[Record]]
 

@@ -10,6 +10,7 @@ Takes and gives: see `registry.py`. What an event is (the event store's source, 
 Leaves out: recalls, condensations, and what the program says to itself (states, nulls), thoughts.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
@@ -25,6 +26,10 @@ from pipelines.importers.texts import identifier, items, mapping, text_of, time_
 VERSION: Final = "1"
 SAMPLE: Final = Path(__file__).parent / "samples" / "openhands.json"
 _STOPS: Final = frozenset({"stopped", "paused", "user_rejected"})
+
+
+_EVENT_FILE: Final = re.compile(r"(?:event-)?\d+(?:-|$)")
+_COMMON_NAMES: Final = frozenset({"events", "trajectory", "conversation", "history", "output"})
 
 
 def read(path: Path, file: IO[bytes], advance: Advance) -> Iterator[Record]:
@@ -43,7 +48,7 @@ def read(path: Path, file: IO[bytes], advance: Advance) -> Iterator[Record]:
         for event in _flat(inside):
             number += 1
             fault = None if isinstance(event, dict) else "not_an_object"
-            yield Record(number, event, fault, f"{own}/{path.parent.name}"[:120] if isinstance(own, str) and own else home)
+            yield Record(number, event, fault, identifier(f"{own}/{path.parent.name}", home) if isinstance(own, str) and own else home)
 
 
 def _events_in(value: Mapping[str, Any]) -> list[Any] | None:
@@ -60,8 +65,15 @@ def order(path: Path) -> tuple[str, int, str]:
 
 
 def _session_name(path: Path) -> str:
+    """Return the folder's name where the file's own is the same in every conversation."""
     folder = path.parent
-    return (folder.parent.name if folder.name == "events" else path.stem)[:120] or "unnamed"
+    if folder.name == "events":
+        name = folder.parent.name
+    elif _EVENT_FILE.match(path.stem) or path.stem in _COMMON_NAMES:
+        name = folder.name
+    else:
+        name = path.stem
+    return identifier(name, "unnamed")
 
 
 def _flat(events: list[Any]) -> Iterator[Any]:
@@ -83,7 +95,8 @@ class _State:
         self.waiting: dict[str, str] = {}
         """Open action whose edit is known only from its observation -> tool call id."""
         self.responses: set[str] = set()
-        self.totals: tuple[int, int, int] = (0, 0, 0)
+        self.counted: tuple[int, int, int] = (0, 0, 0)
+        """Prompt, response and cached tokens of the completions so far, to be compared with running totals."""
         self.last_ms: int | None = None
         self.seen = 0
         self.finished = False
@@ -184,13 +197,12 @@ class Mapper:
             if name in state.responses:
                 return name
             state.responses.add(name)
-        totals = response.totals
-        if totals is not None:
-            grown = tuple(max(new - old, 0) for new, old in zip(totals, state.totals, strict=True))
-            state.totals = totals
-        else:
-            grown = (0, 0, 0)
-        prompt, generated, cached = response.usage or grown
+        own = response.usage
+        if own is None and response.totals is not None:
+            own = _less(response.totals, state.counted)
+        prompt, generated, cached = own or (0, 0, 0)
+        counted = state.counted
+        state.counted = (counted[0] + prompt, counted[1] + generated, counted[2] + cached)
         state.session.completion(
             f"reply/{response.name or seed}",
             at,
@@ -233,6 +245,10 @@ class Mapper:
         if tests is not None:
             session.tests(seed, at, tests)
         return None
+
+
+def _less(totals: tuple[int, int, int], counted: tuple[int, int, int]) -> tuple[int, int, int]:
+    return max(totals[0] - counted[0], 0), max(totals[1] - counted[1], 0), max(totals[2] - counted[2], 0)
 
 
 def _is_person(event: Mapping[str, Any]) -> bool:

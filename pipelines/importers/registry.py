@@ -77,7 +77,7 @@ FORMATS: Final[dict[str, Format]] = {
         module="pipelines.importers.openhands",
         title="OpenHands events",
         files="events/*.json under ~/.openhands/sessions, exported trajectories, output.jsonl of evaluations",
-        names=("events/*.json", "*trajectory*.json", "output*.jsonl"),
+        names=("events/*.json", "event-*.json", "*trajectory*.json", "output*.jsonl"),
         sniff=sniffing.openhands,
         telling=(".openhands/sessions/*/events/*.json",),
     ),

@@ -148,7 +148,9 @@ _OPENHANDS_KINDS: Final = frozenset({
     "ConversationStateUpdateEvent", "Condensation",
 })  # fmt: skip
 _OPENHANDS: Final = re.compile(
-    r'"source":\s*"(?:user|agent|environment)",\s*"message":|"instance_id":.{0,19000}"history":\s*\[\[?\{"id"', re.S
+    r'"source":\s*"(?:user|agent|environment)",\s*"(?:message|system_prompt|llm_message|thought|tool_name|observation)":'
+    r'|"instance_id":.{0,19000}"history":\s*\[\[?\{"id"',
+    re.S,
 )
 """Marks of documents that are longer than the head."""
 
