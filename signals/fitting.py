@@ -1,7 +1,8 @@
 """Fit the follow-up model on labelled messages: weights, calibration, threshold, and figures on kinds of messages it had not seen.
 
-Labels come in families (one idea in several languages and wordings). A family is never on both sides of a split: neither of the folds
-that penalty, calibration and threshold are chosen by, nor of the part held out for the report. The fit is deterministic.
+Labels come in families (one idea in several languages and wordings). A family is never on both sides of a split. Figures come from a fit
+without the held-out families; the head that is written is fitted on all rows, with a penalty, calibration and rates found out of fold.
+The fit is deterministic.
 
 Takes: labelled rows. Gives: a head to commit (`followups.Head`) and out-of-fold and held-out probabilities.
 Leaves out: figures and plots (`followup_report.py`), using the head (`followups.py`).
@@ -24,14 +25,12 @@ from signals.followup_scoring import DIM, Row, Scorer
 
 LABELLED: Final = Path(__file__).parent / "data" / "followups.jsonl"
 FOLDS: Final = 10
-PENALTIES: Final = (1.0, 3.0, 10.0, 30.0)
+PENALTIES: Final = (1.0, 3.0, 10.0)
 """L2 penalties to choose from by out-of-fold log loss."""
-EMBEDDING_SCALE: Final = 5.0
+EMBEDDING_SCALE: Final = 3.0
 """Components of a unit vector are small; scaled so that one penalty fits embedding, cues and behaviour."""
 STEP: Final = 2.0**-20
 """What one step of the whole-number sum is worth."""
-PRECISION: Final = 0.9
-"""Of the threshold, out of fold."""
 PLATT_PENALTY: Final = 1e-3
 
 Array = np.ndarray
@@ -73,10 +72,10 @@ class Fitted:
 
     head: followups.Head
     penalty: float
-    out_of_fold: Array
-    """[F] probabilities of the fit rows, each from a head that had not seen its family."""
     held_out: Array
-    """[H] probabilities of the held-out rows."""
+    """[H] probabilities of the held-out rows, from a fit without them."""
+    out_of_fold: Array
+    """[N] probabilities of all rows, each from a fit without its fold."""
 
 
 def labelled(path: Path = LABELLED) -> list[Labelled]:
@@ -101,6 +100,11 @@ def labelled(path: Path = LABELLED) -> list[Labelled]:
         if len({row.dissatisfied for row in rows if row.split == split}) < 2:
             raise ConfigError(f"{path}: the split {split} needs rows of both labels")
     return rows
+
+
+def labels_digest(rows: Sequence[Labelled]) -> str:
+    """Return the sha256 of labels."""
+    return hashlib.sha256("\n".join(row.model_dump_json() for row in rows).encode()).hexdigest()
 
 
 def scales(behaviours: int) -> Array:
@@ -170,16 +174,20 @@ def platt(scores: Array, y: Array) -> tuple[float, float]:
     return float(w[1]), float(w[0])
 
 
-def threshold_at(p: Array, y: Array, precision: float) -> float:
-    """Return the lowest threshold at and above which all higher ones also keep the precision of all rows at or above them."""
+def best_threshold(p: Array, y: Array) -> float:
+    """Return the threshold with the largest tpr - fpr (the lowest of several): a rate corrected with it varies least.
+
+    Source: Youden, "Index for rating diagnostic tests" (1950).
+    """
     order = np.argsort(-p, kind="stable")
-    right = np.cumsum(y[order]) / np.arange(1, len(y) + 1)
+    hits = np.cumsum(y[order]) / y.sum() - np.cumsum(1 - y[order]) / (1 - y).sum()
     last = np.append(p[order][1:] < p[order][:-1], True)
-    kept = [index for index in range(len(y)) if last[index] and right[index] >= precision]
-    return float(p[order][kept[-1]]) if kept else 1.0
+    best = np.flatnonzero(last & (hits >= hits[last].max()))
+    return float(p[order][best[-1]])
 
 
-def _head(w: Array, scale: Array, calibration: tuple[float, float]) -> followups.Head:
+def head_of(w: Array, scale: Array, calibration: tuple[float, float]) -> followups.Head:
+    """Return a head in whole numbers from fitted weights [1 + F], the scales of features [F], and a calibration."""
     whole = [round(value) for value in (w[1:] * scale / STEP).tolist()]
     slope, offset = calibration
     return followups.Head(
@@ -193,55 +201,61 @@ def _head(w: Array, scale: Array, calibration: tuple[float, float]) -> followups
         threshold=1.0,
         tpr=0.0,
         fpr=0.0,
+        penalty=0.0,
         encoder_sha256="",
         labels_sha256="",
         digest="",
     )
 
 
+def examples(rows: Sequence[Labelled]) -> tuple[Array, Array, Array]:
+    """Return scaled features [N, F], labels [N] and the scales [F]."""
+    scale = scales(len(followups.BEHAVIOUR))
+    blank = head_of(np.zeros(len(scale) + 1), scale, (1.0, 0.0))
+    x = Scorer(blank).matrix([row.row() for row in rows]) * scale
+    return x, np.array([float(row.dissatisfied) for row in rows]), scale
+
+
+def _choose(x: Array, y: Array, fold: Array, progress: Callable[[str], None]) -> tuple[float, Array, tuple[float, float]]:
+    """Return the penalty with the least out-of-fold log loss, its out-of-fold scores and their calibration."""
+    tried: list[tuple[float, float, Array]] = []
+    for penalty in PENALTIES:
+        progress(f"penalty {penalty:g}")
+        scores = out_of_fold(x, y, fold, penalty)
+        tried.append((log_loss(sigmoid(scores), y), penalty, scores))
+    _, penalty, scores = min(tried, key=lambda item: item[:2])
+    return penalty, scores, platt(scores, y)
+
+
 def fit(rows: Sequence[Labelled], *, progress: Callable[[str], None] = lambda _: None) -> Fitted:
-    """Fit on the rows of the split `fit` and score those held out.
+    """Fit on all rows, and once without the held-out ones to see how it does on ideas it has not seen.
 
     Args:
         rows: From `labelled`.
-        progress: Told what is being done.
+        progress: Told what is being done: 1 + 2 x PENALTIES steps.
     """
     from signals.followup_encoder import WEIGHTS_SHA256
 
     progress("embedding")
-    empty = followups.Head(
-        embedding=(0,) * DIM, surface=(0,) * len(NAMES), behaviour=(0,) * len(followups.BEHAVIOUR), intercept=0, unit=STEP, slope=1.0,
-        offset=0.0, threshold=1.0, tpr=0.0, fpr=0.0, encoder_sha256="", labels_sha256="", digest="",
-    )  # fmt: skip
-    scale = scales(len(followups.BEHAVIOUR))
-    x = Scorer(empty).matrix([row.row() for row in rows]) * scale
-    y = np.array([float(row.dissatisfied) for row in rows])
+    x, y, scale = examples(rows)
+    fold = folds([row.family for row in rows])
     inside = np.array([row.split == "fit" for row in rows])
-    fold = folds([row.family for row in rows])[inside]
-    best: tuple[float, float, Array] | None = None
-    for penalty in PENALTIES:
-        progress(f"penalty {penalty:g}")
-        scores = out_of_fold(x[inside], y[inside], fold, penalty)
-        loss = log_loss(sigmoid(scores), y[inside])
-        if best is None or loss < best[0]:
-            best = loss, penalty, scores
-    assert best is not None
-    _, penalty, scores = best
-    calibration = platt(scores, y[inside])
+    penalty, _, calibration = _choose(x[inside], y[inside], fold[inside], progress)
+    tested = head_of(logistic(x[inside], y[inside], penalty), scale, calibration)
+    held_out = np.array(Scorer(tested).score([row.row() for row in rows if row.split == "held_out"]))
+    penalty, scores, calibration = _choose(x, y, fold, progress)
     calibrated = sigmoid(calibration[0] * scores + calibration[1])
-    head = _head(logistic(x[inside], y[inside], penalty), scale, calibration)
-    held_out = np.array(Scorer(head).score([row.row() for row in rows if row.split == "held_out"]))
-    threshold = round(threshold_at(calibrated, y[inside], PRECISION), 4)
-    labels = y[~inside] == 1
+    threshold = round(best_threshold(calibrated, y), 4)
     head = replace(
-        head,
+        head_of(logistic(x, y, penalty), scale, calibration),
+        penalty=penalty,
         threshold=threshold,
-        tpr=round(float((held_out[labels] >= threshold).mean()), 4),
-        fpr=round(float((held_out[~labels] >= threshold).mean()), 4),
+        tpr=round(float((calibrated[y == 1] >= threshold).mean()), 4),
+        fpr=round(float((calibrated[y == 0] >= threshold).mean()), 4),
         encoder_sha256=WEIGHTS_SHA256,
-        labels_sha256=hashlib.sha256("\n".join(row.model_dump_json() for row in rows).encode()).hexdigest(),
+        labels_sha256=labels_digest(rows),
     )
-    return Fitted(head=head, penalty=penalty, out_of_fold=calibrated, held_out=held_out)
+    return Fitted(head=head, penalty=penalty, held_out=held_out, out_of_fold=calibrated)
 
 
 def as_json(head: followups.Head) -> str:
@@ -250,7 +264,7 @@ def as_json(head: followups.Head) -> str:
         "embedding": list(head.embedding),
         "surface": dict(zip(NAMES, head.surface, strict=True)),
         "behaviour": dict(zip(followups.BEHAVIOUR, head.behaviour, strict=True)),
-        **{name: getattr(head, name) for name in ("intercept", "unit", "slope", "offset", "threshold", "tpr", "fpr")},
+        **{name: getattr(head, name) for name in ("intercept", "unit", "slope", "offset", "threshold", "tpr", "fpr", "penalty")},
         "encoder_sha256": head.encoder_sha256,
         "labels_sha256": head.labels_sha256,
     }

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 app = App(name="followup", help="Read what the next user message says about the answer before it.")
 
+File = Annotated[str, Parameter(allow_leading_hyphen=True)]
+Flag = Annotated[bool, Parameter(negative="")]
 BATCH: Final = 512
 """Messages scored together; results appear after each."""
 MAX_COMPLAINTS: Final = 20
@@ -49,18 +51,27 @@ def fit(*, labels: Path | None = None, out: Path | None = None, plot: Path | Non
     if plot is not None and plot.suffix not in (".svg", ".html"):
         raise ConfigError(f"--plot writes .svg or .html, not {plot.suffix or plot.name}")
     rows = fitting.labelled(labels or fitting.LABELLED)
-    with progress("fitting", total=2 + len(fitting.PENALTIES)) as step:
+    with progress("fitting", total=1 + 2 * len(fitting.PENALTIES)) as step:
         fitted = fitting.fit(rows, progress=lambda _: step(1))
     held = [row for row in rows if row.split == "held_out"]
+    truth = np.array([float(row.dissatisfied) for row in rows])
+    threshold = fitted.head.threshold
     found: dict[str, Any] = {
-        "fit_rows": len(rows) - len(held),
+        "rows": len(rows),
         "penalty": fitted.penalty,
         "held_out": followup_report.report(
             fitted.held_out,
             np.array([float(row.dissatisfied) for row in held]),
             families=[row.family for row in held],
             groups={"language": [row.language for row in held], "shape": [row.shape for row in held]},
-            threshold=fitted.head.threshold,
+            threshold=threshold,
+        ),
+        "out_of_fold": followup_report.report(
+            fitted.out_of_fold,
+            truth,
+            families=[row.family for row in rows],
+            groups={"language": [row.language for row in rows], "shape": [row.shape for row in rows]},
+            threshold=threshold,
         ),
         "head": None if out is None else str(out),
     }
@@ -73,16 +84,18 @@ def fit(*, labels: Path | None = None, out: Path | None = None, plot: Path | Non
 
 
 def _fit_text(found: dict[str, Any]) -> str:
-    whole = found["held_out"]["all"]
-    lines = [f"fitted on {found['fit_rows']} messages, held out {whole['rows']} of {whole['families']} other ideas"]
-    lines += [
-        f"{name.replace('_', ' '):24} {whole[name]['value']:.3f}  ({whole[name]['low']:.3f} to {whole[name]['high']:.3f})"
-        for name in ("auc", "calibration_error", "recall_at_90_precision", "brier")
-    ]
-    at = whole["at_threshold"]
-    lines.append(f"at threshold {at['threshold']}: finds {at['tpr']:.1%} of the dissatisfied, and {at['fpr']:.1%} of the others")
+    lines: list[str] = []
+    for part, what in (("held_out", "held out, from a fit without them"), ("out_of_fold", "all, each from a fit without its fold")):
+        whole = found[part]["all"]
+        lines.append(f"{what}: {whole['rows']} messages of {whole['families']} ideas")
+        lines += [
+            f"  {name.replace('_', ' '):24} {whole[name]['value']:.3f}  ({whole[name]['low']:.3f} to {whole[name]['high']:.3f})"
+            for name in ("auc", "calibration_error", "recall_at_90_precision", "brier")
+        ]
+        at = whole["at_threshold"]
+        lines.append(f"  at threshold {at['threshold']}: {at['tpr']:.1%} of the dissatisfied, {at['fpr']:.1%} of the others")
     for grouping in ("language", "shape"):
-        for group, f in found["held_out"][f"by_{grouping}"].items():
+        for group, f in found["out_of_fold"][f"by_{grouping}"].items():
             area = "     " if f["auc"] is None else f"{f['auc']:.3f}"
             lines.append(
                 f"{grouping:9} {group:24} {f['rows']:5} rows  AUC {area}  calibration error {f['calibration_error']:.3f}  "
@@ -92,7 +105,7 @@ def _fit_text(found: dict[str, Any]) -> str:
 
 
 @app.command
-def score(file: str, *, judge: Annotated[bool, Parameter(negative="")] = False, common: Common = Common()) -> None:
+def score(file: File, *, judge: Flag = False, common: Common = Common()) -> None:
     """Print P(dissatisfied) of follow-ups as JSON lines {id, p_dissatisfied}, in the order they come.
 
     Args:

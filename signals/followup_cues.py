@@ -30,17 +30,17 @@ ANSI: Final = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
 PASTED: Final = re.compile(
     r"""^\s*(?:
       Traceback\ \(|File\ ".*",\ line|at\ [\w.$<>]+\s?\(|at\ \S+:\d+|\w*(?:Error|Exception|Rejection)\b:?|panic:|fatal:|E\s{2,}|
-      \$\ |>\ |\w+:\ command\ not\ found|bash:|zsh:|sh:\ |npm\ ERR!|error(?:\[\w+\])?:|ERROR|FAIL|---\ FAIL|BUILD\ FAIL|\#\#\[|\[ERROR\]|
-      ={3,}|-->|✕|●|×|Found\ \d+\ error|Tests?:|\d+\ (?:failed|passed|errors?)\b|Process\ completed|\S+\.\w{1,4}:\d+(?::\d+)?:?\ |
+      \$\ |➜\ |>\ |\w+:\ command\ not\ found|bash:|zsh:|sh:\ |npm\ ERR!|error(?:\[\w+\])?:|ERROR|FAIL|---\ FAIL|BUILD\ FAIL|\#\#\[|
+      \[ERROR\]|={3,}|-->|✕|●|×|Found\ \d+\ error|Tests?:|\d+\ (?:failed|passed|errors?)\b|Process\ completed|\S+\.\w{1,4}:\d+(?::\d+)?:?\ |
       exit\ (?:code|status)|WARN|INFO|DEBUG|Uncaught|Caused\ by|segfault|Segmentation
     )""",
     re.VERBOSE,
 )
 """A line that no person types: frames, compilers, test runners, shells."""
 BROKEN: Final = re.compile(
-    r"(?:\w(?:Error|Exception|Rejection)\b|\berror(?:\[\w+\])?: |\bERROR\b|\bFAIL(?:ED|URE)?\b|\b[1-9]\d* (?:failed|errors?)\b|npm ERR!|✕|panic:|"
-    r"fatal:|command not found|no encontrada|introuvable|nicht gefunden|未找到命令|Permission denied|did not complete successfully|"
-    r"exit (?:code|status):? ?[1-9]|Found [1-9]\d* errors?|Traceback|Segmentation|segfault|conflict)"
+    r"(?:\w(?:Error|Exception|Rejection)\b|\berror(?:\[\w+\])?: |\bERROR\b|\bFAIL(?:ED|URE)?\b|\b[1-9]\d* (?:failed|errors?)\b|npm ERR!|✕|"
+    r"panic:|fatal:|command not found|no encontrada|introuvable|nicht gefunden|未找到命令|Permission denied|did not complete successfully|"
+    r"exit (?:code|status):? ?[1-9]|Found [1-9]\d* errors?|Traceback|Segmentation|segfault|CONFLICT \()"
 )
 """Output that tells of a failure."""
 CLEAN: Final = re.compile(

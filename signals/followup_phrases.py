@@ -34,7 +34,8 @@ PHRASES: Final[dict[str, str]] = {
         "langsamer|fehlt|schlägt|zerschossen|weg|no funciona|no funsiona|no hace nada|no anda|sin andar|roto|"
         "rota|se cuelga|falla|fallando|más lenta|no arranca|caída|falta|marche pas|ne marche|ne fonctionne|"
         "fonctionne pas|cassé|cassée|plante|ne fait rien|vide|plus lente|ne démarre|manque|tombée|"
-        "não funciona|nao funciona|не работает|сломал|сломано|没用|没有用|没反应|没有反应|坏了|崩溃|不起作用|打不开|启动不了|更慢|过不了|乱了|"
+        "não funciona|nao funciona|не работает|сломал|сломано|没用|没有用|没反应|没有反应|坏了|崩溃|不起作用|"
+        "打不开|启动不了|更慢|过不了|乱了|"
         "缺|動かない|動きません|壊れ|落ちる|落ちます|落ちた|起動しな|何も起きない|出ます|遅くな|されない|できな|崩れ|抜けて|消え"
     ),
     "you_did": (
@@ -47,7 +48,8 @@ PHRASES: Final[dict[str, str]] = {
         "warum hast|dein text|olvidaste|hiciste|borraste|pusiste|editaste|metiste|creaste|cambiaste|has roto|"
         "dices|tu cambio|rompiste|subiste|respondiste|inventaste|entendiste|te pasaste|te has|dijiste|"
         "por qué borraste|quién te|arreglaste|tu as|tu nas|tu dis|ta modification|ta réponse|pourquoi tu|"
-        "as oublié|ton code|vous avez|você|вы|ты|зачем ты|你把|你漏|你改|你加|你为什么|你到底|你编|你说|你这|你可能|你假设|谁让你|让你|只改|改完|"
+        "as oublié|ton code|vous avez|você|вы|ты|зачем ты|你把|你漏|你改|你加|你为什么|你到底|你编|你说|"
+        "你这|你可能|你假设|谁让你|让你|只改|改完|"
         "只写|あなた|しましたよね|なんで|勝手に|してるよ|したんですか|消したの|してません|言ったけど|と言った|本当に実行"
     ),
     "i_said": (
@@ -89,7 +91,8 @@ PHRASES: Final[dict[str, str]] = {
         "well done|love it|brilliant|beautiful|neat|finally|phew|haha|wow|danke|dnake|vielen dank|super|toll|"
         "perfekt|passt|prima|klasse|schön|gut|stark|endlich|gracias|grasias|perfecto|genial|excelente|bien|"
         "bueno|guay|por fin|merci|mersi|parfait|nickel|bravo|génial|enfin|obrigado|obrigada|perfeito|ótimo|"
-        "спасибо|отлично|супер|谢谢|多谢|很好|完美|不错|厉害|太好了|辛苦|好的|可以|终于|ありがと|助かり|完璧|いいね|いい感じ|良さそう|すごい|やっと|👍|🎉|❤️|🚀|"
+        "спасибо|отлично|супер|谢谢|多谢|很好|完美|不错|厉害|太好了|辛苦|好的|可以|终于|ありがと|助かり|完璧|いいね|"
+        "いい感じ|良さそう|すごい|やっと|👍|🎉|❤️|🚀|"
         "✅"
     ),
     "resolved": (
@@ -98,7 +101,8 @@ PHRASES: Final[dict[str, str]] = {
         "good enough|exactly what|ship|merged|deployed|approved|läuft jetzt|läuft|es läuft|ist weg|"
         "nicht mehr|alles grün|genau so|reicht|alles gut|ya funciona|funciona|ya no|dejó de|justo lo que|"
         "suficiente|todo bien|ya quedo|ça marche|plus derreur|ne plante plus|tout est vert|cest bon|"
-        "ça suffit|tout va bien|funcionou|заработало|работает|不报错|不再|可以用了|没问题|好了|全部通过|先这样|就这样|動きました|消えました|"
+        "ça suffit|tout va bien|funcionou|заработало|работает|不报错|不再|可以用了|没问题|好了|"
+        "全部通过|先这样|就这样|動きました|消えました|"
         "なくなりました|通りました|十分|問題なし|直りました|動いた"
     ),
     "onward": (

@@ -64,11 +64,14 @@ class Head:
     offset: float
     """Platt calibration, fitted on out-of-fold sums: P = 1 / (1 + exp(-(slope * unit * sum + offset)))."""
     threshold: float
-    """A message at or above it counts as dissatisfied where a yes or no is needed: 90 % precision out of fold."""
+    """A message at or above it counts as dissatisfied where a yes or no is needed: the largest tpr - fpr out of fold."""
     tpr: float
-    """Share of dissatisfied held-out messages at or above the threshold; with `fpr` it corrects rates, (q - fpr) / (tpr - fpr)."""
+    """Share of dissatisfied messages at or above the threshold, out of fold by idea; with `fpr` it corrects rates,
+    (q - fpr) / (tpr - fpr)."""
     fpr: float
-    """Share of other held-out messages at or above the threshold."""
+    """Share of other messages at or above the threshold, out of fold."""
+    penalty: float
+    """L2 penalty that the weights were fitted with."""
     encoder_sha256: str
     labels_sha256: str
     digest: str
@@ -93,7 +96,7 @@ def read_head(path: Path = HEAD_FILE) -> Head:
         embedding=tuple(found["embedding"]),
         surface=tuple(found["surface"].values()),
         behaviour=tuple(found["behaviour"].values()),
-        **{name: found[name] for name in ("intercept", "unit", "slope", "offset", "threshold", "tpr", "fpr")},
+        **{name: found[name] for name in ("intercept", "unit", "slope", "offset", "threshold", "tpr", "fpr", "penalty")},
         encoder_sha256=found["encoder_sha256"],
         labels_sha256=found["labels_sha256"],
         digest=hashlib.sha256(f"{RULES} ".encode() + raw).hexdigest()[:12],
