@@ -97,12 +97,12 @@ class Intake:
                 stamped["payload"] = payload | {"capture_error": "no_token_ids"}
         return stamped
 
-    def telemetry(self, document: object, caller: Caller, *, now_ms: int) -> Iterator[Judged]:
-        """Judge each span, span event and log record of an OTLP request."""
+    def telemetry(self, document: object, caller: Caller, *, now_ms: int, limit: int) -> Iterator[Judged]:
+        """Judge each span, span event and log record of an OTLP request, at most `limit` of them."""
         translator = self._translators.get(caller)
         if translator is None:
             translator = self._translators[caller] = Translator(self._source(caller))
-        for found in translator.request(document):
+        for found in translator.request(document, limit=limit):
             if found.fault is not None:
                 yield Judged(rejected=_refused(found.fault, ""))
                 continue

@@ -23,8 +23,9 @@ _CHUNK: Final = 1 << 16
 class Unreadable(Exception):
     """A body that nothing can be taken from."""
 
-    def __init__(self, status: int, code: str, sentence: str) -> None:
+    def __init__(self, status: int, code: str, sentence: str, *, retry_after_s: int = 0) -> None:
         super().__init__(sentence)
+        self.retry_after_s = retry_after_s
         self.status = status
         self.code = code
         self.sentence = sentence

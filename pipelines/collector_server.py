@@ -1,8 +1,8 @@
 """The collector: an HTTP door for session events, from clients that have no Kafka library and from OpenTelemetry.
 
     POST /v1/events    native events: one JSON object, a JSON array, or one object a line; 202, and what became of each
-    POST /v1/traces    OTLP/JSON ExportTraceServiceRequest; 200, as the protocol wants
-    POST /v1/logs      OTLP/JSON ExportLogsServiceRequest; 200
+    POST /v1/traces    OTLP ExportTraceServiceRequest, JSON or protobuf; 200, as the protocol wants
+    POST /v1/logs      OTLP ExportLogsServiceRequest, JSON or protobuf; 200
     GET  /health       200 while events are taken (no key needed, like /metrics)
     GET  /metrics      Prometheus text
 
@@ -11,7 +11,7 @@ an answer says "taken" only once they are on disk, so a client may forget them t
 an id. One body is parsed at a time: it takes the processor alone, and memory is bounded by one parsed body and `max_requests` raw ones.
 Leaves out: what a record becomes (`collector.py`), processes and sockets (`collector_serve.py`).
 
-Source: OpenTelemetry protocol 1.9, OTLP/HTTP: responses, throttling, JSON.
+Source: OpenTelemetry protocol 1.9, OTLP/HTTP: responses and throttling.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from pipelines import collector_bodies as bodies
+from pipelines import collector_protobuf as protobuf
 from pipelines.collector import Intake, Judged
 from pipelines.collector_bodies import Unreadable
 from pipelines.collector_keys import Caller, Keys
@@ -42,15 +43,12 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S: Final = 10
 """Told to clients when the disk has no room: the broker must take some first."""
+NO_ROOM: Final = "the disk has no room for more events; send them again later"
 BREATH: Final = 200
 """Records judged between two looks at other connections: some 10 ms."""
 DISCARD_BYTES: Final = 16_000_000
 DISCARD_S: Final = 2.0
 """Of a body that is refused, so much is still read, for so long."""
-_PROTOBUF_HELP: Final = (
-    "this collector takes OTLP as JSON, not as protobuf: set OTEL_EXPORTER_OTLP_PROTOCOL=http/json where the SDK knows it "
-    "(JavaScript, Java, Rust), or put an OpenTelemetry collector between with an otlphttp exporter and `encoding: json`"
-)
 
 
 class Records(Protocol):
@@ -187,10 +185,12 @@ class Collector:
         self._in_flight += 1
         try:
             if self._in_flight > self._config.max_requests:
-                raise Unreadable(503, "busy", f"{self._config.max_requests} requests are in flight; come back in a second")
+                sentence = f"{self._config.max_requests} requests are in flight; come back in a second"
+                raise Unreadable(503, "busy", sentence, retry_after_s=1)
             caller = self._who(request)
-            wait_s = self._buckets.of(caller.name, self._clock()).wait_s(self._clock())
-            response = _too_many(wait_s) if wait_s else await answer(request, caller)
+            if wait_s := self._buckets.of(caller.name, self._clock()).wait_s(self._clock()):
+                raise Unreadable(429, "rate", f"this key has sent more than its rate; come back in {wait_s} s", retry_after_s=wait_s)
+            response = await answer(request, caller)
         except Unreadable as refusal:
             response = _sentence(request, refusal)
         except ClientDisconnect:
@@ -232,36 +232,39 @@ class Collector:
         stored = await self._store(tally, "events")
         result = {"accepted": stored, "rejected": tally.rejected}
         if stored < len(tally.lines):
-            return _full(
-                result | {"error": {"code": "spool_full", "message": "the disk has no room for more events; send them again later"}}
-            )
+            return _full(_json(result | {"error": {"code": "spool_full", "message": NO_ROOM}}, 503))
         return _json(result, 422 if tally.rejected and not stored else 202)
 
     async def _otlp(self, request: Request, caller: Caller) -> Response:
         kind = bodies.media_type(request.headers.get("Content-Type"))
-        if kind in bodies.PROTOBUF:
-            raise Unreadable(415, "unsupported_media_type", _PROTOBUF_HELP)
-        if kind not in bodies.JSON_TYPES:
-            raise Unreadable(415, "unsupported_media_type", "send OTLP requests as application/json")
+        if kind not in bodies.JSON_TYPES | bodies.PROTOBUF:
+            raise Unreadable(415, "unsupported_media_type", "send OTLP requests as application/json or application/x-protobuf")
         body = await self._read(request)
         traces = request.url.path.endswith("traces")
         async with self._turn:
-            document = bodies.document(self._inflated(request, body))
+            inflated = self._inflated(request, body)
+            if kind in bodies.PROTOBUF:
+                document = protobuf.request(inflated, traces=traces, max_records=self._config.max_events)
+            else:
+                document = bodies.document(inflated)
             if not isinstance(document, dict):
                 raise Unreadable(400, "malformed_json", "the body is not an OTLP request: it is no JSON object")
             if document:  # the protocol allows an empty request
-                judged = self._intake.telemetry(document, caller, now_ms=int(time.time() * 1000))
+                limit = self._config.max_events + 1
+                judged = self._intake.telemetry(document, caller, now_ms=int(time.time() * 1000), limit=limit)
                 tally = await self._judge(judged, caller)
             else:
                 tally = Tally()
         stored = await self._store(tally, "traces" if traces else "logs")
         if stored < len(tally.lines):
-            return _full({"code": 8, "message": "the disk has no room for more events; send them again later"})
+            return _full(_status(request, 8, NO_ROOM))
+        reasons = Counter(item["reason"] for item in tally.rejected)
+        message = ", ".join(f"{reason}: {number}" for reason, number in sorted(reasons.items()))
+        if kind in bodies.PROTOBUF:
+            return Response(protobuf.response(len(tally.rejected), message, traces=traces), media_type=kind)
         if not tally.rejected:
             return _json({}, 200)
-        reasons = Counter(item["reason"] for item in tally.rejected)
         member = "rejectedSpans" if traces else "rejectedLogRecords"
-        message = ", ".join(f"{reason}: {number}" for reason, number in sorted(reasons.items()))
         return _json({"partialSuccess": {member: str(len(tally.rejected)), "errorMessage": message}}, 200)
 
     async def _read(self, request: Request) -> bytes:
@@ -345,24 +348,32 @@ class Collector:
         return self._counted(request, _sentence(request, Unreadable(404, "not_found", sentence)))
 
 
-def _json(value: dict[str, Any], status: int, headers: dict[str, str] | None = None) -> Response:
-    return Response(bodies.answer(value), status_code=status, media_type="application/json", headers=headers)
+def _json(value: dict[str, Any], status: int) -> Response:
+    return Response(bodies.answer(value), status_code=status, media_type="application/json")
+
+
+def _status(request: Request, code: int, message: str) -> Response:
+    """Return a `google.rpc.Status` in the form that the request was in."""
+    kind = bodies.media_type(request.headers.get("Content-Type"))
+    if kind in bodies.PROTOBUF:
+        return Response(protobuf.status(code, message), media_type=kind)
+    return Response(bodies.answer({"code": code, "message": message}), media_type="application/json")
 
 
 def _sentence(request: Request, refusal: Unreadable) -> Response:
-    """Return a refusal: for OTLP a `Status` message, else our own form."""
-    headers = {"Retry-After": "1"} if refusal.status == 503 else {}
+    """Return a refusal: for OTLP a `Status`, else our own form."""
     if request.url.path in ("/v1/traces", "/v1/logs"):
-        codes = {401: 16, 403: 7, 404: 5, 408: 4, 413: 8, 503: 14}  # google.rpc.Code
-        return _json({"code": codes.get(refusal.status, 3), "message": refusal.sentence}, refusal.status, headers)
-    return _json({"error": {"code": refusal.code, "message": refusal.sentence}}, refusal.status, headers)
+        codes = {401: 16, 403: 7, 404: 5, 408: 4, 413: 8, 429: 8, 503: 14}  # google.rpc.Code
+        response = _status(request, codes.get(refusal.status, 3), refusal.sentence)
+    else:
+        response = _json({"error": {"code": refusal.code, "message": refusal.sentence}}, 200)
+    response.status_code = refusal.status
+    if refusal.retry_after_s:
+        response.headers["Retry-After"] = str(refusal.retry_after_s)
+    return response
 
 
-def _too_many(wait_s: int) -> Response:
-    message = f"this key has sent more than its rate; come back in {wait_s} s"
-    body = {"code": 8, "message": message, "error": {"code": "rate", "message": message}}
-    return _json(body, 429, {"Retry-After": str(wait_s)})
-
-
-def _full(body: dict[str, Any]) -> Response:
-    return _json(body, 503, {"Retry-After": str(RETRY_AFTER_S)})
+def _full(response: Response) -> Response:
+    response.status_code = 503
+    response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return response

@@ -65,8 +65,8 @@ class CollectorConfig(Section):
     """Anything but a loopback address needs keys (`tidegate collect keys add`), and a TLS proxy in front."""
     port: int = Field(default=4318, ge=0, le=65_535)
     """OTLP's own port, where OpenTelemetry clients send to unless told otherwise; 0 means a free one."""
-    max_body_bytes: int = Field(default=4_000_000, ge=1_000)
-    """Body as sent. Exporters send 512 spans at a time, some 1 MB with content captured."""
+    max_body_bytes: int = Field(default=16_000_000, ge=1_000)
+    """Body as sent. Exporters send 512 spans at a time; with content captured each carries its whole conversation."""
     max_inflated_bytes: int = Field(default=16_000_000, ge=1_000)
     """Body after decompression. JSON of telemetry shrinks to a tenth; a bomb grows a thousandfold."""
     max_events: int = Field(default=10_000, ge=1)
@@ -75,14 +75,14 @@ class CollectorConfig(Section):
     """Records a second that one key may send for long; a busy agent makes one or two."""
     burst_events: int = Field(default=20_000, ge=1)
     """Records that one key may send at once after a pause, for clients that were offline."""
-    max_requests: int = Field(default=64, ge=1)
-    """Requests in flight; their bodies are in memory. More are told to come back."""
+    max_requests: int = Field(default=32, ge=1)
+    """Requests in flight; their bodies are in memory, half a GB at the most. More are told to come back."""
     max_connections: int = Field(default=1_024, ge=1)
     """Open connections, idle ones included."""
     header_timeout_s: float = Field(default=10.0, gt=0)
     """From the first byte of a request to the end of its headers."""
     body_timeout_s: float = Field(default=30.0, gt=0)
-    """From there to the end of its body: 4 MB at 1 Mbit/s."""
+    """From there to the end of its body: 16 MB at 5 Mbit/s."""
     idle_timeout_s: int = Field(default=65, ge=1)
     """Between two requests of a connection; exporters send every 5 to 60 s."""
 

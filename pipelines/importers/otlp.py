@@ -10,6 +10,7 @@ the spans before.
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -101,9 +102,14 @@ class Translator:
             return copilot.record(self._sessions, signal)
         return otlp_genai.record(self._sessions, signal)
 
-    def request(self, document: object) -> Iterator[Answer]:
-        """Map a whole request; every span, span event and log record gets one answer, and none of them spoils another's."""
-        found = _ordered(signals(document))
+    def request(self, document: object, *, limit: int | None = None) -> Iterator[Answer]:
+        """Map a whole request; every span, span event and log record gets one answer, and none of them spoils another's.
+
+        Args:
+            document: The parsed request.
+            limit: Signals looked at; a few bytes of a request can become one.
+        """
+        found = _ordered(islice(signals(document), limit))
         for item in found:
             if isinstance(item, Signal):
                 self.learn(item)

@@ -71,7 +71,7 @@ class Said:
 def operation(signal: Signal) -> str | None:
     """Return what a span did in the words of the conventions; None when it is no GenAI span."""
     if named := signal.text("gen_ai.operation.name"):
-        return named
+        return _KINDS.get(named, named)
     kind = signal.text("openinference.span.kind", "traceloop.span.kind", "langfuse.observation.type")
     if kind in _KINDS:
         return _KINDS[kind]
@@ -191,7 +191,7 @@ def _tool(sessions: Sessions, signal: Signal) -> Mapped:
     turn, start, end = placed
     keyed = sessions.source.keyed
     verdict = failure(signal) or ev.ResultClass.OK
-    call_id = (signal.text("gen_ai.tool.call.id", "tool_call.id") or f"{signal.trace_id}:{signal.span_id}")[:128]
+    call_id = (signal.text("gen_ai.tool.call.id", "tool.call.id", "tool_call.id") or f"{signal.trace_id}:{signal.span_id}")[:128]
     arguments = signal.get("gen_ai.tool.call.arguments", "traceloop.entity.input", "input.value")
     result = signal.get("gen_ai.tool.call.result", "gen_ai.tool.message", "traceloop.entity.output", "output.value")
     named = signal.text("gen_ai.tool.name", "tool.name", "traceloop.entity.name")

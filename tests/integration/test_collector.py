@@ -1,5 +1,6 @@
 """`tidegate collect` as clients meet it: real HTTP on loopback, the real broker, hostile senders."""
 
+import base64
 import gzip
 import json
 import logging
@@ -18,6 +19,9 @@ from typing import Any
 import httpx
 import pyarrow as pa
 import pytest
+from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from pipelines import kafka
 from pipelines.broker import EmbeddedBroker
@@ -141,13 +145,35 @@ def test_telemetry_becomes_the_same_events_as_an_import_of_it_and_a_resend_the_s
 def test_the_protocols_edges_are_answered_as_otlp_wants(shared: Collecting) -> None:
     assert shared.post("/v1/traces", {}).json() == {}
     assert shared.post("/v1/traces", {"resourceSpans": []}).json() == {}
-    protobuf = shared.post("/v1/traces", b"\x0a\x00", content_type="application/x-protobuf")
-    assert protobuf.status_code == 415
-    assert "OTEL_EXPORTER_OTLP_PROTOCOL=http/json" in protobuf.json()["message"]
     assert shared.post("/v1/logs", [1]).json()["code"] == 3
     assert shared.post("/v1/logs", b"{}", content_type="text/plain").status_code == 415
     assert shared.client.get("/v1/traces").status_code == 404
     assert "is not served" in shared.client.get("/admin").json()["error"]["message"]
+
+
+def test_protobuf_is_taken_like_json_and_answered_in_protobuf(shared: Collecting) -> None:
+    kind = {"content_type": "application/x-protobuf"}
+    request = json.loads(strange().replace("conv-odd", "conv-proto").replace("odd-", "proto-").replace("0dd92f", "0aa92f"))
+    for span in request["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+        for name in ("traceId", "spanId", "parentSpanId"):
+            if name in span:
+                span[name] = base64.b64encode(bytes.fromhex(span[name])).decode()
+    message = ParseDict(request, ExportTraceServiceRequest()).SerializeToString()
+    answer = shared.post("/v1/traces", gzip.compress(message), content_encoding="gzip", **kind)
+    assert (answer.status_code, answer.headers["content-type"], answer.content) == (200, "application/x-protobuf", b"")
+    kinds = Counter(event["type"] for event in of_session(shared, "conv-proto"))
+    assert kinds == {"session_started": 1, "turn_started": 1, "completion": 2, "tool_call": 2, "tool_result": 2, "evaluation": 1}
+
+    nameless = {"resourceLogs": [{"scopeLogs": [{"logRecords": [{"timeUnixNano": "1", "eventName": "gen_ai.evaluation.result"}]}]}]}
+    refused = shared.post("/v1/logs", ParseDict(nameless, ExportLogsServiceRequest()).SerializeToString(), **kind)
+    partial = ExportLogsServiceResponse.FromString(refused.content).partial_success
+    assert (partial.rejected_log_records, partial.error_message) == (1, "missing_field:gen_ai.evaluation.name: 1")
+    broken = shared.post("/v1/traces", b"\xff" * 50, **kind)
+    assert (broken.status_code, broken.content[:2]) == (400, b"\x08\x03")
+    assert b"is not an OTLP request" in broken.content
+    many = shared.post("/v1/traces", b"\x0a\x02\x12\x00" * 20_000, **kind)
+    assert many.status_code == 413
+    assert shared.post("/v1/traces", b"", **kind).status_code == 200
 
 
 def strange() -> str:

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+from collections import Counter
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import codec
+from pipelines import collector_protobuf as protobuf
 from pipelines.collector import Intake, Judged
 from pipelines.collector_bodies import Unreadable, document, inflate, records
 from pipelines.collector_keys import CONSENTS, Caller, Keys, add, file, read, revoke
@@ -129,6 +131,30 @@ def test_a_hundred_thousand_random_bodies_are_read_or_refused_and_nothing_else()
             assert bool(judged.lines) != (judged.rejected is not None)
     assert outcomes["read"] > 1_000
     assert outcomes["refused"] > 10_000
+
+
+def test_random_protobuf_is_a_request_or_refused() -> None:
+    rng, outcomes = random.Random(3), Counter[str]()
+    for number in range(6_000):
+        try:
+            found = protobuf.request(rng.randbytes(rng.randrange(60)), traces=bool(number % 2), max_records=100)
+        except Unreadable as refusal:
+            outcomes[refusal.code] += 1
+        else:
+            outcomes["request" if found else "empty"] += 1
+            assert len(list(intake().telemetry(found, caller(), now_ms=NOW, limit=100))) <= 100
+    assert outcomes.total() == 6_000
+    assert outcomes["malformed_protobuf"] > 3_000
+    assert outcomes["empty"] > 10, "no bytes, or fields that nobody knows"
+
+
+@pytest.mark.parametrize(("code", "text"), [(3, ""), (8, "x" * 300), (14, "größe")])
+def test_a_status_message_has_its_two_fields(code: int, text: str) -> None:
+    data = protobuf.status(code, text)
+    assert data[:3] == bytes([8, code, 0x12])
+    assert data.endswith(text.encode())
+    size = data[3] if len(text.encode()) < 128 else (data[3] & 0x7F) | data[4] << 7
+    assert size == len(text.encode())
 
 
 # -- records -------------------------------------------------------------------------------------------------------------------------
