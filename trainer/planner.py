@@ -1,0 +1,140 @@
+"""How fast and how large an update of a model would be on so many GPUs: arithmetic in FLOPs and bytes. Pure.
+
+Formulas, per optimizer step over T tokens in segments of L_s, N of them trained, P_l weights in the linear layers, layers of width D,
+vocabulary V:
+    linear     2 P_l T forward; backward as much again for activations, and once more for the weights that are trained
+    attention  2 D_h sum L_s^2 per layer forward (causal half of 4), twice that backward
+    head       2 D V N for the logits, as much for their gradient; with a trained head twice more (logits again, and its own gradient)
+    weights    b P / w3;  gradients 4 P_t / w2, optimizer 12 P_t / w1 (masters and two moments), w_z = ranks from ZeRO stage z, else 1
+    activations  one micro-batch: t (17 D + 4 I + kv) b + 16 t D bytes a layer; with activation checkpointing 2 b t D and one layer
+
+A rate in FLOP/s turns FLOPs into seconds: measured here for this machine, or peak x MFU for a GPU. Leaves out: communication, which
+ZeRO hides where nodes have fast links, and loading.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+PEAK_FLOP_PER_S: Final = {"a100": 312e12, "h100": 989e12, "h200": 989e12, "b200": 2250e12, "l40s": 362e12}
+"""Dense bf16 peak of one GPU, from its maker's data sheet."""
+MFU: Final = 0.35
+"""Share of the peak that packed training reaches on GPUs. Starting guess: 0.3 to 0.45 is what public trainers report."""
+HEAD_BYTES: Final = 2 * 4 * (1 << 24) + 2 * (1 << 24)
+"""Buffers of the fused head, whatever the vocabulary (`head.py`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What of a model the arithmetic needs."""
+
+    width: int
+    layers: int
+    inner: int
+    attention: int
+    """heads x head size."""
+    key_value: int
+    """key-value heads x head size."""
+    vocabulary: int
+    tied: bool
+
+    @property
+    def linear(self) -> int:
+        """Weights of the linear layers."""
+        block = self.width * (2 * self.attention + 2 * self.key_value) + 3 * self.width * self.inner
+        return self.layers * block
+
+    @property
+    def parameters(self) -> int:
+        """All weights."""
+        return self.linear + self.vocabulary * self.width * (1 if self.tied else 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How it is trained."""
+
+    adapter: str
+    lora_rank: int = 16
+    bytes_per_weight: int = 2
+    zero_stage: int = 1
+    ranks: int = 1
+    micro_batch_tokens: int = 2048
+    activation_checkpointing: bool = False
+    reference_pass: bool = False
+    """Whether rows need a forward pass for their reference."""
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """Read a shape from a Hugging Face `config.json`.
+
+    Raises:
+        KeyError: It does not say its sizes.
+    """
+    heads = config["num_attention_heads"]
+    head = config.get("head_dim") or config["hidden_size"] // heads
+    return Shape(
+        width=config["hidden_size"], layers=config["num_hidden_layers"], inner=config["intermediate_size"], attention=heads * head,
+        key_value=(config.get("num_key_value_heads") or heads) * head, vocabulary=config["vocab_size"],
+        tied=bool(config.get("tie_word_embeddings", False)),
+    )  # fmt: skip
+
+
+def step_flops(shape: Shape, setup: Setup, *, segments: Sequence[int], trained: int) -> float:
+    """Return the FLOPs of one optimizer step over segments of these lengths with so many trained tokens."""
+    tokens = sum(segments)
+    passes = 1 + int(setup.activation_checkpointing) + int(setup.reference_pass)  # forward passes
+    backward = 1 if setup.adapter == "lora" else 2
+    linear = 2.0 * shape.linear * tokens * (passes + backward)
+    attention = 2.0 * shape.attention * shape.layers * sum(length * length for length in segments) * (passes + 2)
+    head = 2.0 * shape.width * shape.vocabulary * trained * ((2 if setup.adapter == "lora" else 4) + int(setup.reference_pass))
+    return linear + attention + head
+
+
+def trained_weights(shape: Shape, setup: Setup) -> int:
+    """Return how many weights have gradients."""
+    if setup.adapter == "full":
+        return shape.parameters
+    inputs_and_outputs = 2 * (shape.width + shape.attention) + 2 * (shape.width + shape.key_value) + 3 * (shape.width + shape.inner)
+    return shape.layers * setup.lora_rank * inputs_and_outputs
+
+
+def rank_bytes(shape: Shape, setup: Setup, *, base_bytes: float = 0.0) -> float:
+    """Return the peak memory of one rank.
+
+    Args:
+        shape: The model.
+        setup: How it is trained.
+        base_bytes: What the process takes before the model (libraries, CUDA context).
+    """
+    spread = {stage: setup.ranks if setup.zero_stage >= stage else 1 for stage in (1, 2, 3)}
+    weights = setup.bytes_per_weight * shape.parameters / spread[3]
+    mine = trained_weights(shape, setup)
+    states = 4 * mine / spread[2] + 12 * mine / spread[1]
+    tokens = setup.micro_batch_tokens
+    layer = tokens * setup.bytes_per_weight * (17 * shape.width + 4 * shape.inner + 4 * shape.key_value) + 16 * tokens * shape.width
+    kept = tokens * setup.bytes_per_weight * shape.width
+    activations = shape.layers * kept * 2 + layer if setup.activation_checkpointing else shape.layers * layer
+    return base_bytes + weights + states + activations + HEAD_BYTES
+
+
+def predicted(
+    shape: Shape, setup: Setup, *, segments: Sequence[int], trained: int, flop_per_s: float, base_bytes: float = 0.0
+) -> dict[str, float]:
+    """Return `seconds` of a step, `trained_tok_s`, `total_tok_s` and `rank_bytes`.
+
+    Args:
+        shape: The model.
+        setup: How it is trained.
+        segments: Tokens of each packed row.
+        trained: Trained tokens.
+        flop_per_s: Of one rank.
+        base_bytes: As for `rank_bytes`.
+    """
+    seconds = step_flops(shape, setup, segments=segments, trained=trained) / (flop_per_s * setup.ranks)
+    return {
+        "seconds": seconds,
+        "trained_tok_s": trained / seconds,
+        "total_tok_s": sum(segments) / seconds,
+        "rank_bytes": rank_bytes(shape, setup, base_bytes=base_bytes),
+    }
