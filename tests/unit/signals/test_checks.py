@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import CommitProperties, Transaction
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,12 +77,15 @@ def test_a_row_that_came_twice_is_found(home: Home) -> None:
     assert problems(home) == [("duplicates", "t-0: 1 of 6 rows have an offset that another row has too")]
 
 
-def test_a_removed_row_is_no_loss_once_it_is_written_down(home: Home) -> None:
-    lake.open_table(home, "events").delete('"offset" = 3')
+def test_a_removed_row_is_no_loss_once_its_delete_carries_the_removal(home: Home) -> None:
     row = {"removal_id": "r", "kind": "forget", "table": "events", "topic": "t", "partition": 0, "rows": 1, "removed_at": NOW}
     lake.append(home, "removals", [row])
+    assert problems(home) == [], "announced, not done"
+    properties = CommitProperties(app_transactions=[Transaction(lake.removal_transaction("r"), 1)])
+    lake.open_table(home, "events").delete('"offset" = 3', commit_properties=properties)
     assert problems(home) == []
     checks.quick(home)
+    assert look(home)["partitions"][0]["removed"] == 1
 
 
 def test_a_hole_in_the_ledger_is_a_problem_until_it_is_accepted(home: Home) -> None:
