@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from pipelines.importers.codex_items import is_program_text, outcome
 from pipelines.importers.edit_sizes import EditSize
 from pipelines.importers.sessions import Session, Stamp
 from pipelines.importers.shell_results import error_class, exit_class, test_counts
+from pipelines.importers.swe_agent import shell_words
 
 
 def size(*numbers: int) -> EditSize:
@@ -212,3 +214,13 @@ def test_a_secret_at_the_edge_of_what_is_kept_of_a_long_message_does_not_stay_in
     assert len(kept) <= 20_000
     assert "ghp_" not in kept
     assert "BEGIN RSA" not in kept
+
+
+@settings(deadline=None)
+@given(text=st.text("ab \n'\"\\", max_size=14) | st.lists(st.text(max_size=5), max_size=4).map(shlex.join))
+def test_a_command_is_split_into_the_words_that_the_standard_library_sees(text: str) -> None:
+    try:
+        expected: list[str] | None = shlex.split(text)
+    except ValueError:
+        expected = None
+    assert shell_words(text) == expected
