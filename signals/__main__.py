@@ -1,6 +1,5 @@
 """Commands of the signal stage."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +27,8 @@ for _name, _line in (
     ("dictionary", "Print every table and column with type, unit and meaning."),
 ):
     app.command(f"signals.maintenance_commands:{_name}", name=_name, help=_line)
+app.command("signals.estimate_commands:baselines", name="baselines", help="Show what is usual, and freeze it for the next cycle.")
+app.command("signals.estimate_commands:rates", name="rates", help="Show what each policy earns, late and missing outcomes allowed for.")
 quarantine_app.command("signals.maintenance_commands:replay", name="replay", help="Judge the records again, as after an upgrade.")
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -209,20 +210,6 @@ def _explain(identity: str, common: Common, *, whole_session: bool) -> None:
     home, config = common.place(), common.tree(SignalsConfig)
     explained = explain.session(home, config.rewards, identity) if whole_session else [explain.turn(home, config.rewards, identity)]
     common.show({"turns": explained}, lambda: "\n\n".join(map(explain.text, explained)))
-
-
-@app.command
-def baselines(*, common: Common = Common()) -> None:
-    """Print the median sampling time by task bucket, as settings to freeze for the next cycle."""
-    from signals import lake
-
-    frame = lake.turns(common.place()).to_pandas()
-    frame = frame[frame["sampling_ms"] > 0]
-    medians = {str(bucket): round(float(value), 1) for bucket, value in frame.groupby("task_bucket")["sampling_ms"].median().items()}
-    if len(frame):
-        medians["*"] = round(float(frame["sampling_ms"].median()), 1)
-    lines = ["[rewards.latency_medians_ms]", *[f"{json.dumps(bucket)} = {value}" for bucket, value in medians.items()]]
-    common.show({"latency_medians_ms": medians}, lambda: "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.errors import ConfigError
@@ -69,8 +68,3 @@ def freeze_now(home: Home, config: RewardsConfig, *, now: datetime, policy_versi
     lake.create_missing(home)
     lake.append(home, "norms", [head | asdict(row) for row in rows])
     return rows
-
-
-def described(rows: Sequence[NormRow]) -> pa.Table:
-    """Return norms as a table for people, without the per-user rows."""
-    return pa.Table.from_pylist([asdict(row) for row in rows if row.kind != "kept_by_user"])

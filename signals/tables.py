@@ -158,6 +158,7 @@ TURNS: Final = Table(
             _field("surface", pa.string(), "where: cli, ide, api, simulator, importer"),
             _field("language", pa.string(), "ISO 639-1; null when unknown"),
             _field("started_at", INSTANT, "first event of the turn"),
+            _field("acted_at", INSTANT, "last action of the policy in the turn"),
             _field("closes_at", INSTANT, "evidence after this instant is late"),
             _field("final", pa.bool_(), "whether that instant had passed when the turn was distilled"),
             _field("completions", pa.int64(), "requests sampled in the turn"),

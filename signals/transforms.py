@@ -142,7 +142,7 @@ def distilled(
     sampled = _with_validity(done, _call_validity(calls))
     zero = {name: F.coalesce(F.col(name), F.lit(0)).cast("bigint") for name in ("edits", "edits_judged", "late")}
     return Distilled(
-        turns=_as(full, TURNS, started_at=instant("started_at_ms"), closes_at=instant("closes_at_ms"), **zero),
+        turns=_as(full, TURNS, **{name: instant(f"{name}_ms") for name in ("started_at", "acted_at", "closes_at")}, **zero),
         edits=_as(edits, EDITS),
         rewards=_as(full, REWARDS, maturity=maturity(), norms_version=F.lit(norms.version or None).cast("string")),
         samples=_samples(sampled, full, version),
