@@ -23,23 +23,24 @@ import pyarrow.dataset as ds
 
 from pipelines.errors import ConfigError, ContractViolation
 from pipelines.storage import Home
-from signals.delta import (
-    append as append,
-    boundary as boundary,
-    count as count,
-    create_missing as create_missing,
-    day_predicate as day_predicate,
-    exists as exists,
-    holds_rows as holds_rows,
-    nullable as nullable,
-    open_table as open_table,
-    path as path,
-    replace_days as replace_days,
-)
+from signals import delta
 from signals.samples import SAMPLES
 from signals.tables import DAY, TABLES
 
 Condition = ds.Expression | None
+
+# One name for the lake: what makes and writes tables is called through this module too.
+append = delta.append
+boundary = delta.boundary
+count = delta.count
+create_missing = delta.create_missing
+day_predicate = delta.day_predicate
+exists = delta.exists
+holds_rows = delta.holds_rows
+nullable = delta.nullable
+open_table = delta.open_table
+path = delta.path
+replace_days = delta.replace_days
 
 
 def dataset(home: Home, name: str, *, as_of: int | datetime | None = None) -> ds.Dataset:
