@@ -26,7 +26,7 @@ def request(body: bytes, *, traces: bool, max_records: int) -> dict[str, Any]:
         message = _service(traces=traces)[0].FromString(body)
     except DecodeError as error:
         raise Unreadable(400, "malformed_protobuf", "the body is not an OTLP request, though its Content-Type says protobuf") from error
-    if _count(message, traces=traces) > max_records:
+    if _more_than(max_records, message, traces=traces):
         raise Unreadable(413, "too_many_records", f"more than {max_records} records in one request; send fewer at once")
     try:
         return MessageToDict(message)
@@ -68,14 +68,17 @@ def _service(*, traces: bool) -> tuple[Any, Any]:
     return logs.ExportLogsServiceRequest, logs.ExportLogsServiceResponse
 
 
-def _count(message: Any, *, traces: bool) -> int:
-    """Count what becomes an object of its own, with what holds it."""
+def _more_than(limit: int, message: Any, *, traces: bool) -> bool:
+    """Whether a request holds more than `limit` of what becomes an object of its own, and of what holds it; stops counting there."""
     groups = message.resource_spans if traces else message.resource_logs
-    total = len(groups)
+    left = limit - len(groups)
+    if left < 0:
+        return True
     for group in groups:
         scopes = group.scope_spans if traces else group.scope_logs
-        total += len(scopes)
-        for scope in scopes:
-            records = scope.spans if traces else scope.log_records
-            total += len(records) + (sum(len(span.events) for span in records) if traces else 0)
-    return total
+        left -= len(scopes) + sum(len(scope.spans if traces else scope.log_records) for scope in scopes[:limit])
+        if left < 0:
+            return True
+        if traces:
+            left -= sum(len(span.events) for scope in scopes for span in scope.spans)
+    return left < 0

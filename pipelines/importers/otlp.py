@@ -8,7 +8,7 @@ the spans before.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -36,24 +36,39 @@ def read(path: Path, file: IO[bytes], advance: Advance) -> Iterator[Record]:
     Before them comes a record that does not count with all of them, from which the mapper learns what one tells about another.
     """
     del path
+    return spread(
+        file, advance, lists=ROOTS, found=lambda record: group(record.key, record.value) if record.key in ROOTS else signals(record.value)
+    )
+
+
+def spread(
+    file: IO[bytes], advance: Advance, *, lists: Collection[str], found: Callable[[Record], Iterator[Signal | Fault]]
+) -> Iterator[Record]:
+    """Yield a record for each signal in a file's entries, and before them one for all of an entry's.
+
+    Args:
+        file: JSON lines or a JSON document.
+        advance: Called with the bytes just read.
+        lists: Members of a document whose entries are taken one by one.
+        found: The signals of one entry.
+    """
     first = file.read(_FIRST_LINE_BYTES).lstrip()
     file.seek(0)
-    for record in _documents(first, file, advance):
+    for record in _documents(first, file, advance, lists):
         if record.fault is not None:
             yield record
             continue
-        found = group(record.key, record.value) if record.key in ROOTS else signals(record.value)
-        ordered = _ordered(found)
+        ordered = _ordered(found(record))
         yield Record(record.number, [item for item in ordered if isinstance(item, Signal)], counted=False)
         yield from (Record(record.number, item) for item in ordered)
 
 
-def _documents(first: bytes, file: IO[bytes], advance: Advance) -> Iterator[Record]:
+def _documents(first: bytes, file: IO[bytes], advance: Advance, lists: Collection[str]) -> Iterator[Record]:
     """Read lines where the first line is a request, else one document that may be longer than the memory."""
     line = first.split(b"\n", 1)[0].strip()
     if line[:1] == b"{" and len(line) > 1 and not _opens_document(line):
         return json_lines(file, advance)
-    return (record for record in json_document(file, advance, lists=ROOTS) if record.counted)
+    return (record for record in json_document(file, advance, lists=lists) if record.counted)
 
 
 def _opens_document(line: bytes) -> bool:
@@ -102,6 +117,13 @@ class Translator:
             return copilot.record(self._sessions, signal)
         return otlp_genai.record(self._sessions, signal)
 
+    def taken(self, signal: Signal) -> Answer:
+        """Map one signal; one whose values do not fit is answered with `unmappable`."""
+        try:
+            return _answer(self.signal(signal))
+        except ValidationError:
+            return _answer(Mapped(reason="unmappable"))
+
     def request(self, document: object, *, limit: int | None = None) -> Iterator[Answer]:
         """Map a whole request; every span, span event and log record gets one answer, and none of them spoils another's.
 
@@ -114,13 +136,7 @@ class Translator:
             if isinstance(item, Signal):
                 self.learn(item)
         for item in found:
-            if isinstance(item, Fault):
-                yield _answer(Mapped(reason=item.reason))
-                continue
-            try:
-                yield _answer(self.signal(item))
-            except ValidationError:
-                yield _answer(Mapped(reason="unmappable"))
+            yield _answer(Mapped(reason=item.reason)) if isinstance(item, Fault) else self.taken(item)
 
 
 def _answer(mapped: Mapped) -> Answer:
@@ -139,6 +155,7 @@ class Mapper:
             keep_text=stamp.keep_text,
             client=stamp.client,
             keyed=stamp.keyed,
+            surface=stamp.format,
         )
         self._translator = Translator(source)
 

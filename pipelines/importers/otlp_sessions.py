@@ -70,6 +70,8 @@ class Source:
     client: ev.Client
     keyed: Callable[[str, str], str]
     """Keyed hash: (kind, raw) -> hex."""
+    surface: str = "otlp"
+    """Of sessions whose telemetry names no service."""
 
 
 @dataclass(slots=True)
@@ -162,7 +164,7 @@ class Sessions:
         session.started = True
         repository = signal.around(*_REPOSITORY)
         payload = ev.SessionStartedPayload(
-            surface=(signal.around("service.name") or "otlp")[:64],
+            surface=(signal.around("service.name") or self.source.surface)[:64],
             repository=self.source.keyed("repository", repository) if repository else None,
         )
         envelope = self.envelope(signal, turn, at, f"{turn.turn_id}/session")

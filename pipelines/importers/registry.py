@@ -111,6 +111,20 @@ FORMATS: Final[dict[str, Format]] = {
         names=("*.json", "*.jsonl"),
         sniff=otlp_sniffing.otlp,
     ),
+    "langfuse": Format(
+        module="pipelines.importers.langfuse",
+        title="Langfuse exports: traces, observations, scores",
+        files="*.json or *.jsonl that the interface exports or the public API returns",
+        names=("*.json", "*.jsonl"),
+        sniff=otlp_sniffing.langfuse,
+    ),
+    "langsmith": Format(
+        module="pipelines.importers.langsmith",
+        title="LangSmith exports: runs",
+        files="*.json or *.jsonl of runs",
+        names=("*.json", "*.jsonl"),
+        sniff=otlp_sniffing.langsmith,
+    ),
 }
 """Name on the command line -> format. The order is that of the questions; no file of one format answers yes for two (tested)."""
 

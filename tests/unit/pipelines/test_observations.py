@@ -1,0 +1,145 @@
+"""Langfuse's and LangSmith's exports as session events."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines import events as ev
+from pipelines.codec import decode, encode
+from pipelines.importers import langfuse, langsmith, otlp, otlp_sniffing, registry, sniffing
+from pipelines.importers.engine import Importer
+from pipelines.importers.otlp_wire import Fault, Signal
+from pipelines.importers.sessions import Stamp
+from tests.unit.pipelines.test_otlp import source
+
+
+def imported(module: ModuleType, path: Path) -> tuple[list[Any], dict[str, Any]]:
+    name = module.__name__.rpartition(".")[2]
+    client = ev.Client(name="test", version="1")
+    stamp = Stamp(user_key="u", consent="measure", keep_text=True, client=client, keyed=lambda kind, raw: f"{kind}<{raw}>", format=name)
+    importer = Importer(module.read, module.Mapper(stamp))
+    events = list(importer.events([path]))
+    return events, importer.counts.as_dict()
+
+
+def by_type(events: list[Any], kind: str) -> list[Any]:
+    return [event for event in events if event.type == kind]
+
+
+def test_a_langfuse_trace_is_a_turn_of_its_session_with_calls_tools_and_scores() -> None:
+    events, counts = imported(langfuse, langfuse.SAMPLE)
+    assert counts["events"] == {
+        "completion": 2, "evaluation": 3, "session_started": 2, "tool_call": 2, "tool_result": 2, "turn_started": 2
+    }  # fmt: skip
+    assert counts["rejected"] == {"not_a_session_event:invoke_agent": 1, "not_a_session_event:langfuse_span": 1, "not_langfuse": 1}
+    opening, other = by_type(events, "turn_started")
+    assert (opening.session_id, opening.turn_id, opening.payload.message) == ("chat-8", "lf-trace-1", "Book the early train instead")
+    assert (other.session_id, other.payload.message) == ("trace-lf-trace-2", "encore une fois")
+    call = by_type(events, "completion")[0].payload
+    assert (call.completion_id, call.model, call.prompt_tokens, call.response_tokens, call.cached_tokens) == (
+        "lf-gen-1",
+        "gpt-4o",
+        120,
+        30,
+        64,
+    )
+    assert (call.ttft_ms, call.duration_ms, call.temperature) == (300.0, 1_500.0, 0.2)
+    assert [result.payload.result_class for result in by_type(events, "tool_result")] == ["ok", "invalid_arguments"]
+    scores = {event.payload.name: event for event in by_type(events, "evaluation")}
+    assert (scores["helpfulness"].payload.score_value, scores["helpfulness"].payload.response_id) == (0.8, "lf-gen-1")
+    assert (scores["user-feedback"].payload.score_value, scores["user-feedback"].turn_id) == (1.0, "lf-trace-1")
+    assert (scores["tone"].payload.score_label, scores["tone"].session_id) == ("friendly", "trace-lf-trace-2")
+    assert {event.payload.surface for event in by_type(events, "session_started")} == {"langfuse"}
+
+
+def test_a_langsmith_root_is_a_turn_of_its_thread_with_the_runs_in_it() -> None:
+    events, counts = imported(langsmith, langsmith.SAMPLE)
+    assert counts["events"] == {
+        "completion": 1, "evaluation": 1, "session_started": 1, "tool_call": 2, "tool_result": 2, "turn_started": 2
+    }  # fmt: skip
+    assert {(event.session_id) for event in events} == {"thread-5"}
+    assert by_type(events, "turn_started")[0].payload.message == "Where is my parcel?"
+    call = by_type(events, "completion")[0].payload
+    assert (call.model, call.prompt_tokens, call.response_tokens, call.ttft_ms, call.temperature) == ("claude-sonnet", 80, 12, 500.0, 0.0)
+    assert [result.payload.result_class for result in by_type(events, "tool_result")] == ["ok", "unknown_tool"]
+    (vote,) = by_type(events, "evaluation")
+    assert (vote.payload.name, vote.payload.score_value, vote.payload.response_id, vote.turn_id) == ("user_score", 1.0, "ls-1", "ls-1")
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([{"role": "user", "content": "hi"}], "hi"),
+        ([{"type": "human", "content": "hi"}, {"type": "ai", "content": "x"}], "hi"),
+        ([[{"id": ["langchain", "HumanMessage"], "kwargs": {"content": [{"type": "text", "text": "hi"}]}}]], "hi"),
+        ([{"role": "system", "content": "x"}], None),
+    ],
+)
+def test_langsmith_messages_in_every_form(tmp_path: Path, messages: list[Any], said: str | None) -> None:
+    run = {
+        "id": "a", "trace_id": "t", "run_type": "llm", "start_time": 1_764_000_000_000, "end_time": 1_764_000_001_000,
+        "inputs": {"messages": messages},
+    }  # fmt: skip
+    (tmp_path / "runs.json").write_text(json.dumps({"runs": [run]}))
+    events, _ = imported(langsmith, tmp_path / "runs.json")
+    assert by_type(events, "turn_started")[0].payload.message == said
+    assert by_type(events, "completion")[0].payload.duration_ms == 1_000.0
+
+
+@pytest.mark.parametrize("module", [langfuse, langsmith])
+def test_lists_pages_and_lines_are_read_alike_and_told_apart(module: ModuleType, tmp_path: Path) -> None:
+    name = module.__name__.rpartition(".")[2]
+    entries = [json.loads(line) for line in module.SAMPLE.read_text().splitlines()]
+    usual, _ = imported(module, module.SAMPLE)
+    member = "data" if module is langfuse else "runs"
+    for file, text in {
+        "list.json": json.dumps(entries), "page.json": json.dumps({member: entries}), "pretty.json": json.dumps(entries, indent=2),
+        "twice.jsonl": "\n".join(json.dumps(entry) for entry in entries * 2),
+    }.items():  # fmt: skip
+        (tmp_path / file).write_text(text)
+        events, counts = imported(module, tmp_path / file)
+        assert events == usual, file
+        assert counts["lines"] == counts["accepted"] + counts["duplicates"] + sum(counts["rejected"].values())
+        assert registry.recognise(sniffing.look(tmp_path / file)) == name, file
+
+
+@pytest.mark.parametrize("module", [langfuse, langsmith, otlp])
+def test_no_file_of_one_kind_is_taken_for_another(module: ModuleType) -> None:
+    head = sniffing.look(module.SAMPLE)
+    sniffers = {"langfuse": otlp_sniffing.langfuse, "langsmith": otlp_sniffing.langsmith, "otlp": otlp_sniffing.otlp}
+    assert [name for name, sniff in sniffers.items() if sniff(head)] == [module.__name__.rpartition(".")[2]]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=15),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from([
+    "id", "traceId", "trace_id", "type", "run_type", "startTime", "endTime", "start_time", "end_time", "timestamp", "observations",
+    "scores",
+    "value", "stringValue", "name", "input", "inputs", "outputs", "usage", "usageDetails", "modelParameters", "extra", "feedback_stats",
+    "child_runs", "error", "level", "sessionId", "completionStartTime", "prompt_tokens", "observationId", "comment",
+])  # fmt: skip
+WHOLE = st.fixed_dictionaries({
+    "id": st.just("a"), "traceId": st.just("t"), "trace_id": st.just("t"), "type": st.sampled_from(["GENERATION", "TOOL"]),
+    "run_type": st.sampled_from(["llm", "tool"]), "startTime": st.just("2026-01-01T00:00:00Z"),
+    "start_time": st.just("2026-01-01T00:00:00"),
+})  # fmt: skip
+
+
+@given(VALUES | st.tuples(WHOLE, st.dictionaries(FIELDS, VALUES, max_size=5)).map(lambda both: both[0] | both[1]))
+def test_whatever_an_entry_holds_it_becomes_valid_events_or_a_reason(entry: object) -> None:
+    for module in (langfuse, langsmith):
+        translator = otlp.Translator(source())
+        for item in module.signals(entry):
+            assert isinstance(item, Signal | Fault)
+            if isinstance(item, Signal):
+                translator.learn(item)
+                for event in translator.taken(item).events:
+                    assert decode(encode(event), 10**7) == event
