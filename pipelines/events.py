@@ -314,7 +314,7 @@ class Envelope(BaseModel):
     """Recorder clock, UTC epoch milliseconds."""
     origin: Origin
     """Who was on the other side: a person, a simulated user, a benchmark task, or a foreign transcript."""
-    policy_version: int | None = None
+    policy_version: int | None = Field(default=None, ge=0)
     """Monotonic id of the policy that served the turn; None for foreign policies."""
     arm: str = "serving"
     """Experiment arm: serving, candidate, anchor, or none."""

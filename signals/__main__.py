@@ -85,10 +85,11 @@ def _run_text(done: dict[str, Any]) -> str:
 @app.command
 def tables(*, common: Common = Common()) -> None:
     """List the lake's tables: rows, version, columns with units, and the line that opens each in DuckDB."""
-    from signals import lake
+    from signals import dictionary, lake
     from signals.tables import TABLES
 
     home = common.place()
+    columns = {entry.name: entry.columns for entry in dictionary.entries()}
     listed = [
         {
             "table": name,
@@ -96,9 +97,7 @@ def tables(*, common: Common = Common()) -> None:
             "rows": lake.read(home, name, columns=[table.schema.names[0]]).num_rows,
             "version": lake.open_table(home, name).version() if lake.exists(home, name) else None,
             "path": str(lake.path(home, name)),
-            "columns": {
-                field.name: {"type": str(field.type), "doc": (field.metadata or {}).get(b"doc", b"").decode()} for field in table.schema
-            },
+            "columns": {column.name: {"type": column.type, "unit": column.unit, "doc": column.doc} for column in columns[name]},
             "duckdb": lake.duckdb_line(home, name),
         }
         for name, table in TABLES.items()
