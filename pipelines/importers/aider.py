@@ -88,11 +88,12 @@ class Mapper:
         self._out: list[ev.Event] = []
         self._session: Session | None = None
         self._starts: set[str] = set()
+        """Sessions of this file: two may start in one second."""
         self._base_ms = 0
         self._nth = 0
         self._model = ""
-        self._answer: tuple[str, int, str] | None = None
-        """(seed, time, text) of the reply that is not a completion yet: its token counts follow it."""
+        self._answer: tuple[str, int, bool] | None = None
+        """(seed, time, whether it is a repetition) of the reply that is not a completion yet: its token counts follow it."""
         self._sizes: list[tuple[str, EditSize]] = []
         self._loose: list[str] = []
         """Edits since the last commit."""
@@ -139,14 +140,14 @@ class Mapper:
         if session is None:
             return Mapped(reason="not_a_session_event:before_first_start")
         session.out, session.mute = self._out, not emit
-        seed, at = f"{self._nth}", self._base_ms + self._nth
+        seed, at = f"{self._nth}-{digest(said.text)[:8]}", self._base_ms + self._nth
         if said.kind == "start":
             return Mapped(events=self._out, reason="not_a_session_event:start")
         if said.kind == "user":
             reason = self._user(session, said.text, seed, at)
         elif said.kind == "answer":
             self._finish(session)
-            self._answer = (seed, at, said.text)
+            self._answer = (seed, at, session.mute)
             self._reply = f"{session.session_id}/{seed}"
             self._sizes = edits_of(said.text)
             reason = None
@@ -158,6 +159,7 @@ class Mapper:
         """Yield the end of the last session."""
         self._out = []
         self._close()
+        self._starts.clear()
         yield from self._out
 
     def end(self) -> Iterator[ev.Event]:
@@ -195,6 +197,7 @@ class Mapper:
         answer, self._answer = self._answer, None
         if answer is None:
             return False
+        mute, session.mute = session.mute, answer[2]
         session.completion(
             answer[0],
             answer[1],
@@ -205,6 +208,7 @@ class Mapper:
             response_tokens=tokens[1],
             cached_tokens=tokens[2],
         )
+        session.mute = mute
         return True
 
     def _user(self, session: Session, text: str, seed: str, at: int) -> str | None:

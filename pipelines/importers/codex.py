@@ -76,6 +76,8 @@ class _Reply:
     at: int
     calls: int = 0
     usage: dict[str, Any] | None = None
+    fresh: bool = False
+    """Whether one of its lines is no repetition."""
     sealed: bool = False
     """Something else followed: the next item of the model is another reply."""
 
@@ -269,6 +271,7 @@ class Mapper:
             self._replies += 1
             self._ahead = None
         reply.at = at
+        reply.fresh = reply.fresh or not session.mute
         return reply
 
     def _call(self, session: Session, payload: dict[str, Any], seed: str, at: int) -> None:
@@ -328,6 +331,7 @@ class Mapper:
         if reply is None or session is None:
             return
         usage = reply.usage or {}
+        mute, session.mute = session.mute, not reply.fresh
         session.completion(
             reply.name,
             reply.at,
@@ -339,3 +343,4 @@ class Mapper:
             cached_tokens=count(usage.get("cached_input_tokens")),
             side=self._side,
         )
+        session.mute = mute
