@@ -105,7 +105,7 @@ def examine(home: Home, config: SignalsConfig, *, now: datetime, since: datetime
     Raises:
         ContractViolation: A table is damaged.
     """
-    found = load(home, config.monitors, since=history(config, min(since, now)), until=now, window_s=config.rewards.window_s)
+    found = load(home, config.monitors, since=history(config, min(since, now)), until=now)
     facts = Facts(turns=prepared(found.turns), tombstoned=found.tombstoned)
     hours = (
         facts.turns.select(pl.col("started_at").dt.truncate("1h").alias("hour"), "policy_version").unique().sort("hour", "policy_version")

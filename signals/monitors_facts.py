@@ -1,8 +1,8 @@
 """What monitors look at: one row a turn with everything they measure, read from the lake without Spark.
 
-From `turns` and `rewards`: ids, counts, outcome, components. From `events`: message length, questions, repeated calls, removed tests,
-what people said later. From `samples`: log-probabilities of the sampled tokens. Only the columns needed are read, only since the first
-turn that is looked at, and token arrays are summed batch by batch.
+From `turns` and `rewards`: ids, counts, outcome, components, truth. From `events`: message length, questions, repeated calls, removed
+tests. From `samples`: log-probabilities of the sampled tokens. Only the columns needed are read, only since the first turn that is looked
+at, and token arrays are summed batch by batch.
 
 Takes: the home, the span, settings. Gives: `Facts`. Leaves out: what is measured (`monitors_metrics.py`) and judged (`monitors.py`).
 """
@@ -25,15 +25,16 @@ from signals.samples import COMPONENTS
 TURN: Final = ["session_id", "turn_id"]
 TURN_COLUMNS: Final = (
     *TURN, "turn_index", "user_key", "origin", "arm", "policy_version", "task_bucket", "language", "started_at", "completions",
-    "response_tokens", "calls", "invalid_calls", "edits", "interrupted", "final", "outcome", "outcome_reason",
+    "response_tokens", "calls", "invalid_calls", "edits", "eligible", "deferred", "interrupted", "final", "outcome", "outcome_reason",
 )  # fmt: skip
-REWARD_COLUMNS: Final = (*TURN, *COMPONENTS, "reward", "reward_version")
-EVENT_TYPES: Final = ("turn_started", "completion", "tool_call", "test_run", "feedback", "edit_survival")
+TRUTH: Final = ("truth_24h", "truth_commit", "truth_7d", "truth_evaluation")
+"""What people showed after the reward was final, the first that is known counts; the last one is in [-1, 1], the others in [0, 1]."""
+REWARD_COLUMNS: Final = (*TURN, *COMPONENTS, *TRUTH, "reward", "reward_version")
+EVENT_TYPES: Final = ("turn_started", "completion", "tool_call", "test_run")
 PAYLOAD: Final[dict[str, Any]] = {
     "message_chars": pl.Float64, "step": pl.Int64, "prompt_tokens": pl.Float64, "ends_in_question": pl.Boolean, "tool_call_id": pl.String,
     "name": pl.String, "arguments_hash": pl.String, "changes_before": pl.Int64, "passed_before": pl.Float64, "failed_before": pl.Float64,
-    "passed_after": pl.Float64, "failed_after": pl.Float64, "score": pl.Float64, "edit_id": pl.String, "horizon_s": pl.Int64,
-    "survival_no_revert": pl.Float64, "branch_changed": pl.Boolean,
+    "passed_after": pl.Float64, "failed_after": pl.Float64,
 }  # fmt: skip
 """Fields of the payload that facts come from; one that an older lake has no column for reads as null."""
 ENVELOPE: Final[dict[str, Any]] = {
@@ -42,8 +43,7 @@ ENVELOPE: Final[dict[str, Any]] = {
 }  # fmt: skip
 MOMENT: Final = ("occurred_at_ms", "event_id")
 DERIVED: Final = (
-    "message_chars", "first_prompt_tokens", "question", "hashed_calls", "repeated_calls", "tests_removed", "said", "survived", "nats",
-    "nat_tokens",
+    "message_chars", "first_prompt_tokens", "question", "hashed_calls", "repeated_calls", "tests_removed", "nats", "nat_tokens",
 )  # fmt: skip
 BATCH_ROWS: Final = 16_384
 
@@ -58,7 +58,7 @@ class Facts:
     """Policy versions that were rolled back: no reference for anyone."""
 
 
-def load(home: Home, config: MonitorsConfig, *, since: datetime, until: datetime, window_s: int) -> Facts:
+def load(home: Home, config: MonitorsConfig, *, since: datetime, until: datetime) -> Facts:
     """Read the turns of a span and what is known of them.
 
     Args:
@@ -66,7 +66,6 @@ def load(home: Home, config: MonitorsConfig, *, since: datetime, until: datetime
         config: Which origins count.
         since: Turns that started before are left out.
         until: Turns that started at it or later are left out.
-        window_s: The reward's window; survival measured later than it is the truth that rewards are held against.
 
     Raises:
         ContractViolation: A table is damaged.
@@ -78,9 +77,10 @@ def load(home: Home, config: MonitorsConfig, *, since: datetime, until: datetime
     versions = sorted(turns["policy_version"].unique().to_list())
     rewards = _frame(lake.read(home, "rewards", columns=REWARD_COLUMNS, filters=[("policy_version", "in", versions)] if versions else None))
     first = cast("datetime | None", turns["started_at"].min())
-    for extra in (rewards, *_from_events(home, first or until, window_s), _surprise(home, first or until, versions)):
+    for extra in (rewards, *_from_events(home, first or until), _surprise(home, first or until, versions)):
         turns = turns.join(extra, on=TURN, how="left")
-    turns = turns.with_columns(pl.lit(None, pl.Float64).alias(name) for name in COMPONENTS if name not in turns.columns)  # an older lake
+    older = [name for name in (*COMPONENTS, *TRUTH, "eligible", "deferred") if name not in turns.columns]  # a lake of an earlier release
+    turns = turns.with_columns(pl.lit(None, pl.Float64).alias(name) for name in older)
     return Facts(turns=turns.sort("started_at", *TURN), tombstoned=tombstoned)
 
 
@@ -106,7 +106,7 @@ def _events(home: Home, since: datetime) -> pl.DataFrame:
     return filled.sort("recorded_at_ms", "fingerprint").unique("event_id", keep="first").sort(MOMENT)
 
 
-def _from_events(home: Home, since: datetime, window_s: int) -> Iterable[pl.DataFrame]:
+def _from_events(home: Home, since: datetime) -> Iterable[pl.DataFrame]:
     rows = _events(home, since)
     of = {kind: rows.filter(pl.col("type") == kind) for kind in EVENT_TYPES}
     done = of["completion"].sort("step", *MOMENT)
@@ -116,8 +116,6 @@ def _from_events(home: Home, since: datetime, window_s: int) -> Iterable[pl.Data
     )
     yield _repeats(of["tool_call"])
     yield _tests_removed(of["test_run"])
-    yield of["feedback"].group_by(TURN).agg(pl.col("score").mean().alias("said"))
-    yield _survived(of["edit_survival"], home, window_s)
 
 
 def _repeats(calls: pl.DataFrame) -> pl.DataFrame:
@@ -134,15 +132,6 @@ def _tests_removed(runs: pl.DataFrame) -> pl.DataFrame:
     before = pl.col("passed_before") + pl.col("failed_before").fill_null(0)
     fewer = pl.col("passed_after") + pl.col("failed_after") < before
     return runs.filter(pl.col("passed_before").is_not_null()).group_by(TURN).agg(fewer.any().cast(pl.Float64).alias("tests_removed"))
-
-
-def _survived(measured: pl.DataFrame, home: Home, window_s: int) -> pl.DataFrame:
-    """Return per turn the mean share of its edits that stood at their last horizon after the reward's window."""
-    late = measured.filter((pl.col("horizon_s") > window_s) & ~pl.col("branch_changed").fill_null(value=False))
-    last = late.sort("horizon_s", *MOMENT).unique(["session_id", "edit_id"], keep="last")
-    proposed = _frame(lake.read(home, "edits", columns=[*TURN, "edit_id"])) if len(last) else last.select(*TURN, "edit_id")
-    joined = last.drop("turn_id").join(proposed, on=["session_id", "edit_id"])
-    return joined.group_by(TURN).agg(pl.col("survival_no_revert").mean().alias("survived"))
 
 
 def _surprise(home: Home, since: datetime, versions: Sequence[int]) -> pl.DataFrame:

@@ -76,6 +76,10 @@ def _size(name: str, top: pl.Expr, *, of: pl.Expr, doc: str) -> Metric:
 METRICS: Final[tuple[Metric, ...]] = (
     _mean("reward", "mean reward of closed turns"),
     *[_mean(name, f"mean of the component {name}") for name in COMPONENTS],
+    Metric(
+        name="kept_a_day", about="truth", harm=-1, share=True, doc="share of a turn's edits that stood a day later",
+        top=pl.col("truth_24h"), bottom=pl.col("truth_24h").is_not_null(),
+    ),
     _covers("scored", Outcome.SCORED, harm=-1, doc="closed turns with evidence, of those that the policy could have had scored"),
     _covers("no_evidence", Outcome.NO_EVIDENCE, harm=1, doc="closed turns of which nothing was observed"),
     _covers("not_captured", Outcome.NOT_TRAINABLE, harm=1, doc="closed turns that cannot be trained on because of their capture"),
@@ -88,6 +92,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "asks", ~_QUIET & (pl.col("edits") == 0), of=pl.col("question").is_not_null(),
         doc="turns that end in a question without an edit, of those that end in text",
     ),
+    _rate("deferred", pl.col("deferred"), of=pl.col("eligible"), doc="turns without an edit, of those where the prompt asks for one"),
     _rate("edit_turns", pl.col("edits") > 0, of=_ANSWERED, harm=-1, doc="answered turns with an edit"),
     _rate(
         "no_op", (pl.col("calls") == 0) & (pl.col("edits") == 0) & _QUIET, of=_ANSWERED,

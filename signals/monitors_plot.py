@@ -54,7 +54,7 @@ def draw(home: Home, config: SignalsConfig, file: Path, *, now: datetime) -> Non
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    facts = load(home, config.monitors, since=history(config, now), until=now, window_s=config.rewards.window_s)
+    facts = load(home, config.monitors, since=history(config, now), until=now)
     found = hourly_sequence(facts.turns, alpha=config.monitors.alpha, tight_at=config.monitors.tight_at)
     figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
     try:

@@ -18,6 +18,7 @@ from signals import drift
 from signals.config import MonitorsConfig
 from signals.drift import Floats, Ints
 from signals.drift_compare import Comparison, Observations, compare, design_effect, ratio, stratum_means, variance_of_mean
+from signals.monitors_facts import TRUTH
 from signals.monitors_metrics import INPUTS, METRICS, Input, Metric, parts, strata
 
 Row = Mapping[str, Any]
@@ -266,10 +267,12 @@ def _hourly_scores(sides: tuple[Observations, Observations], pair: Pair) -> tupl
 
 
 def _correlation_rows(pair: Pair, config: MonitorsConfig) -> Iterator[Row]:
-    """Compare how well the reward agrees with what people showed later: late survival where measured, else what they said."""
+    """Compare how well the reward agrees with what people showed later: late survival where measured, else an evaluation."""
+
+    truth = pl.coalesce(*[2 * pl.col(name) - 1 for name in TRUTH[:-1]], TRUTH[-1])  # one scale, [-1, 1]
 
     def both(turns: pl.DataFrame) -> pl.DataFrame:
-        return turns.select("user_key", "reward", truth=pl.coalesce("survived", "said")).drop_nulls()
+        return turns.select("user_key", "reward", truth=truth).drop_nulls()
 
     current, reference = both(pair.current), both(pair.reference)
     value = drift.correlation(current["reward"].to_numpy(), current["truth"].to_numpy())

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 DAY = datetime(2026, 5, 4, 9, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 SESSIONS = 60
-HEALTHY, BROKEN, ASKING, SILENT, HARDER = range(1, 6)
+HEALTHY, BROKEN, ASKING, HIDING, HARDER = range(1, 6)
 """Policy versions, one after the other, an hour each. Each is compared with the healthy one."""
 
 
@@ -51,10 +51,10 @@ class Scribe:
         self.add("turn_started", opening, turn=turn)
         broken = self.version == BROKEN and self.rng.random() < 0.6
         asks = self.version == ASKING and self.rng.random() < 0.6
-        silent = self.version == SILENT and self.rng.random() < 0.6
+        hides = self.version == HIDING and self.rng.random() < 0.4
         completion = f"{self.name}-c{turn}"
-        self.add("completion", self.completion(completion, asks=asks), turn=turn)
-        if asks or silent:
+        self.add("completion", self.completion(completion, asks=asks, fault="garbled" if hides else None), turn=turn)
+        if asks:
             return
         call = f"{completion}-k"
         arguments = {"name": "edit_file", "arguments_valid": not broken, "arguments_hash": f"h{call}"}
@@ -70,12 +70,12 @@ class Scribe:
             survival = {"edit_id": edit, "horizon_s": horizon, "survival_four_gram": stands, "survival_no_revert": stands}
             self.add("edit_survival", survival, turn=turn)
 
-    def completion(self, identity: str, *, asks: bool) -> dict[str, Any]:
+    def completion(self, identity: str, *, asks: bool, fault: str | None) -> dict[str, Any]:
         return {
             "completion_id": identity, "prompt_ids": pack_ids([1, 2, 3]), "response_ids": pack_ids([4, 5]), "finish_reason": "stop",
             "behaviour_logprobs": pack_logprobs([-self.rng.random(), -self.rng.random()]), "temperature": 1.0, "top_p": 1.0,
             "tokenizer_sha": "tok", "template_sha": "tpl", "duration_ms": 800.0, "prompt_tokens": self.rng.randrange(300, 400),
-            "response_tokens": 2, "ends_in_question": asks,
+            "response_tokens": 2, "ends_in_question": asks, "capture_error": fault,
         }  # fmt: skip
 
     def add(self, kind: str, payload: dict[str, Any], *, turn: int | None) -> None:
@@ -106,7 +106,7 @@ def lived(spark: Any, broker: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     )  # fmt: skip
     kafka.ensure_topics(config, home)
     with kafka.Producer(config, home) as producer:
-        for version in (HEALTHY, BROKEN, ASKING, SILENT, HARDER):
+        for version in (HEALTHY, BROKEN, ASKING, HIDING, HARDER):
             for item in told(version):
                 key, value = as_record(item)
                 producer.send(value, key.decode())
@@ -142,17 +142,17 @@ def test_broken_calls_lower_the_reward_and_move_the_monitor_of_invalid_calls(see
 
 def test_asking_instead_of_editing_lowers_the_reward_and_moves_asks_and_edits(seen: list[monitors.Row]) -> None:
     found = alarms(seen, ASKING)
-    assert found["asks"] == found["edit_turns"] == "policy"
+    assert found["asks"] == found["deferred"] == found["edit_turns"] == "policy"
     assert "invalid_calls" not in found
     reward = mean(seen, ASKING, "reward")
     assert reward["value"] < reward["expected"]
 
 
-def test_turns_that_leave_scored_move_the_coverage_monitor(seen: list[monitors.Row]) -> None:
-    found = alarms(seen, SILENT)
-    assert found["no_op"] == found["edit_turns"] == "policy"
-    coverage = mean(seen, SILENT, "scored")
-    assert coverage["value"] < 1.0 or mean(seen, SILENT, "reward")["value"] < mean(seen, SILENT, "reward")["expected"]
+def test_turns_that_leave_scored_move_the_coverage_monitor_although_the_rest_is_as_good_as_before(seen: list[monitors.Row]) -> None:
+    found = alarms(seen, HIDING)
+    assert found["scored"] == found["not_captured"] == "policy"
+    assert "reward" not in found
+    assert mean(seen, HIDING, "scored")["value"] == pytest.approx(0.6, abs=0.12)
 
 
 def test_harder_tasks_alone_are_called_traffic(seen: list[monitors.Row], lived: tuple[Home, SignalsConfig]) -> None:
@@ -180,7 +180,7 @@ def test_a_second_run_writes_the_same_rows_and_no_new_version(lived: tuple[Home,
     version = lake.open_table(home, "drift").version()
     stored = lake.read(home, "drift").to_pylist()
     assert len(stored) == len(first.rows) > 200
-    assert {row["policy_version"] for row in stored} == {HEALTHY, BROKEN, ASKING, SILENT, HARDER}
+    assert {row["policy_version"] for row in stored} == {HEALTHY, BROKEN, ASKING, HIDING, HARDER}
     monitors.run(home, config, now=now, since=DAY)
     assert lake.open_table(home, "drift").version() == version
     # The last hours again: they are replaced, the others stay.

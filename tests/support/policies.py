@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from signals.monitors_facts import DERIVED
+from signals.monitors_facts import DERIVED, TRUTH
 from signals.monitors_metrics import prepared
 from signals.samples import COMPONENTS
 
@@ -16,8 +16,8 @@ KINDS: dict[str, Any] = {
     **dict.fromkeys(("outcome_reason", "reward_version"), pl.String), "turn_index": pl.Int32, "policy_version": pl.Int64,
     "started_at": pl.Datetime("us", "UTC"),
     **dict.fromkeys(("completions", "response_tokens", "calls", "invalid_calls", "edits"), pl.Int64),
-    **dict.fromkeys(("interrupted", "final", "question"), pl.Boolean),
-    **dict.fromkeys((*COMPONENTS, "reward", *(name for name in DERIVED if name != "question")), pl.Float64),
+    **dict.fromkeys(("interrupted", "final", "question", "eligible", "deferred"), pl.Boolean),
+    **dict.fromkeys((*COMPONENTS, *TRUTH, "reward", *(name for name in DERIVED if name != "question")), pl.Float64),
 }  # fmt: skip
 
 
@@ -67,6 +67,7 @@ def policy_turns(
                 "user_key": f"u{user}", "origin": "live", "arm": "serving", "policy_version": version,
                 "task_bucket": "edit.hard" if is_hard else "edit.easy", "language": "en", "started_at": begun + timedelta(minutes=turn),
                 "completions": 2, "response_tokens": rng.randrange(80, 160), "calls": calls, "invalid_calls": bad, "edits": 0 if ask else 1,
+                "eligible": True, "deferred": ask,
                 "interrupted": False, "final": True, "outcome": "scored" if scored else "no_evidence", "reward": reward,
                 "reward_version": "r1", "edits_kept": None if ask or not scored else kept, "tool_calls": -1.0 if bad else 1.0,
                 "message_chars": float(rng.randrange(400, 800) if is_hard else rng.randrange(20, 120)),

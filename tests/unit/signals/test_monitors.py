@@ -72,7 +72,7 @@ def test_a_policy_of_broken_calls_lowers_the_reward_and_moves_the_monitor_of_inv
 
 def test_a_policy_that_asks_instead_of_editing_moves_asks_and_edit_turns() -> None:
     found = alarms(look(BEFORE, after(asks=0.5)))
-    assert found["asks"] == found["edit_turns"] == "policy"
+    assert found["asks"] == found["deferred"] == found["edit_turns"] == "policy"
     assert "invalid_calls" not in found
 
 
@@ -161,7 +161,7 @@ def test_a_reward_that_no_longer_agrees_with_what_people_showed_later_alarms() -
     rng = np.random.default_rng(0)
 
     def with_truth(rows: list[dict[str, Any]], noise: float) -> list[dict[str, Any]]:
-        return [row | {"survived": None if row["reward"] is None else row["reward"] + rng.normal(scale=noise)} for row in rows]
+        return [row | {"truth_24h": None if row["reward"] is None else row["reward"] + rng.normal(scale=noise)} for row in rows]
 
     rows = look(with_truth(BEFORE, 0.2), with_truth(after(), 3.0))
     found = next(row for row in rows if row["metric"] == "proxy_truth")

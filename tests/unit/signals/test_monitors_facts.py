@@ -47,10 +47,6 @@ EVENTS = [
     row(9, "test_run", "t1", passed_before=5, failed_before=1, passed_after=5, failed_after=0),
     row(10, "test_run", "t2", passed_before=5, failed_before=1, passed_after=6, failed_after=0),
     row(11, "test_run", "t2", passed_after=6, failed_after=0),
-    row(12, "feedback", "t2", source="thumb", score=1.0), row(13, "feedback", "t2", source="thumb", score=0.0),
-    row(14, "edit_survival", "t2", edit_id="d", horizon_s=300, survival_four_gram=1.0, survival_no_revert=1.0),
-    row(15, "edit_survival", "t2", edit_id="d", horizon_s=86_400, survival_four_gram=0.4, survival_no_revert=0.4),
-    row(16, "edit_survival", "t2", edit_id="d", horizon_s=90_000, survival_four_gram=0.1, survival_no_revert=0.1, branch_changed=True),
 ]  # fmt: skip
 
 
@@ -62,8 +58,7 @@ def home(tmp_path: Path) -> Home:
     late = {"started_at": AT + timedelta(hours=3)}
     rows = [turn("t1"), turn("t2", turn_index=1), turn("t3", origin="benchmark"), turn("t4", **late), turn("t5", policy_version=None)]
     lake.append(made, "turns", rows)
-    lake.append(made, "rewards", [ids | {"turn_id": "t1", "reward": 0.5, "edits_kept": 0.5, "reward_version": "r"}])
-    lake.append(made, "edits", [{"session_id": "s", "turn_id": "t1", "edit_id": "d", "date": AT.date()}])
+    lake.append(made, "rewards", [ids | {"turn_id": "t1", "reward": 0.5, "edits_kept": 0.5, "truth_24h": 0.4, "reward_version": "r"}])
     sampled = {"served_at": AT, "behaviour_logprobs": np.array([-0.5, -1.0], "<f4").tobytes()}
     lake.append(made, "samples", [ids | {"turn_id": "t1"} | sampled, ids | {"turn_id": "t1"} | sampled])
     lake.append(made, "events", [*EVENTS, EVENTS[3] | {"recorded_at_ms": MS + 99}])
@@ -72,7 +67,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def facts(home: Home) -> dict[str, dict[str, Any]]:
-    found = load(home, MonitorsConfig(), since=AT - timedelta(days=1), until=AT + timedelta(hours=2), window_s=1800)
+    found = load(home, MonitorsConfig(), since=AT - timedelta(days=1), until=AT + timedelta(hours=2))
     assert found.tombstoned == {7}
     return {row["turn_id"]: row for row in found.turns.to_dicts()}
 
@@ -86,7 +81,7 @@ def test_what_a_turn_did_comes_from_its_events_each_once(home: Home) -> None:
     assert (first["message_chars"], first["first_prompt_tokens"], first["question"]) == (40, 70, True)
     # Five calls, one with unknown arguments; reading h again with nothing changed is the one repeat.
     assert (first["hashed_calls"], first["repeated_calls"]) == (4, 1)
-    assert (first["reward"], first["edits_kept"]) == (0.5, 0.5)
+    assert (first["reward"], first["edits_kept"], first["truth_24h"]) == (0.5, 0.5, 0.4)
     assert (first["nats"], first["nat_tokens"]) == (3.0, 4)
 
 
@@ -95,15 +90,9 @@ def test_fewer_tests_than_before_are_seen_and_runs_without_a_before_are_not(home
     assert (found["t1"]["tests_removed"], found["t2"]["tests_removed"]) == (1.0, 0.0)
 
 
-def test_the_truth_is_what_stood_after_the_window_credited_to_the_turn_that_made_the_edit_and_what_people_said(home: Home) -> None:
-    found = facts(home)
-    assert (found["t1"]["survived"], found["t2"]["survived"]) == (0.4, None)
-    assert (found["t1"]["said"], found["t2"]["said"]) == (None, 0.5)
-
-
 def test_a_lake_without_turns_gives_an_empty_frame_with_every_column(tmp_path: Path) -> None:
     made = Home(tmp_path)
     lake.create_missing(made)
-    found = load(made, MonitorsConfig(), since=AT, until=AT, window_s=1800)
+    found = load(made, MonitorsConfig(), since=AT, until=AT)
     assert len(found.turns) == 0
     assert {"reward", "question", "nats", "started_at"} <= set(found.turns.columns)
