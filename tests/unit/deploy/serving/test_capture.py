@@ -162,3 +162,29 @@ def test_a_fingerprint_is_the_mean_difference_and_not_a_number_when_anything_is_
     assert compare_probe([-1.0, -2.0], [-1.5, -2.0], tolerance_nats=1).mean_abs_nats == pytest.approx(0.25)
     for found in ([-1.0], [-1.0, None], [-1.0, float("nan")], []):
         assert not compare_probe(found, [-1.0, -2.0], tolerance_nats=1).mean_abs_nats <= 1
+
+
+def test_a_turns_last_word_says_whether_it_asks_and_which_files_it_speaks_of_unread() -> None:
+    read = {"id": "1", "type": "function", "function": {"name": "read_file", "arguments": '{"path": "cart.py"}'}}
+    messages = [
+        {"role": "user", "content": "what do cart.py and tax.py do?"},
+        {"role": "assistant", "content": "", "tool_calls": [read]},
+        {"role": "tool", "tool_call_id": "1", "content": "import shop.py"},
+    ]
+    asked = parse_chat(json.dumps({"messages": messages}).encode())
+    body = reply(choice={"message": {"role": "assistant", "content": "cart.py uses shop.py, and tax.py the rest. Shall I change it?"}})
+
+    def spoken(consent: str, answers: ChatRequest | None) -> tuple[Any, ...]:
+        who = mark(asked, X_Consent=consent)
+        event = completion_event(who, body, POLICY, sent=SENT, finish_reason="stop", now_ms=1, event_id="e", answers=answers)
+        return event.payload.ends_in_question, event.payload.claims, event.payload.claims_unread
+
+    assert spoken("measure", asked) == (True, 3, 1)
+    assert spoken("none", asked) == spoken("measure", None) == (None, None, None)
+
+
+def test_a_turn_that_the_gateway_opens_says_whether_a_change_was_asked_for() -> None:
+    asked = parse_chat(json.dumps({"messages": [{"role": "user", "content": "Rename total to amount"}]}).encode())
+    opened = opening_events(mark(asked), asked, POLICY, now_ms=1, new_id=lambda: "i")
+    assert opened[0].payload.edits_observed is None  # type: ignore[union-attr]
+    assert opened[1].payload.edit_expected > 0.5  # type: ignore[union-attr,operator]
