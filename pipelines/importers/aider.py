@@ -94,6 +94,8 @@ class Mapper:
         self._model = ""
         self._answer: tuple[str, int, bool] | None = None
         """(seed, time, whether it is a repetition) of the reply that is not a completion yet: its token counts follow it."""
+        self._waiting = False
+        """Whether a message's answer has not been reported complete: then a key press stops it, at the prompt it stops nothing."""
         self._sizes: list[tuple[str, EditSize]] = []
         self._loose: list[str] = []
         """Edits since the last commit."""
@@ -190,7 +192,7 @@ class Mapper:
             self._finish(session)
             session.end()
         self._session, self._answer, self._sizes, self._loose, self._commits, self._model = None, None, [], [], [], ""
-        self._tail = []
+        self._tail, self._waiting = [], False
 
     def _finish(self, session: Session, tokens: tuple[int, int, int] = (0, 0, 0)) -> bool:
         """Make the completion of the answer that has ended; whether there was one."""
@@ -223,12 +225,14 @@ class Mapper:
                 self._undo(session, self._commits[-1][0], f"{seed}/{index}", at)
             return None if gone else "not_a_session_event:local_command"
         session.turn(seed, at, text)
+        self._waiting = True
         return None
 
     def _program(self, session: Session, text: str, seed: str, at: int) -> str | None:
         self._tail = [*self._tail[-3:], text[-2_000:]]
         tokens = token_counts(text)
         if tokens is not None:
+            self._waiting = False
             return None if self._finish(session, tokens) else "not_a_session_event:token_count"
         if (model := model_of(text)) is not None:
             self._model = model
@@ -250,7 +254,8 @@ class Mapper:
             refused = _refused_command(text)
             self._call(session, "shell", text, seed, at, verdict=ev.ResultClass.USER_ABORTED if refused else None)
             return None
-        elif text.startswith("^C"):
+        elif text.startswith("^C") and self._waiting:
+            self._waiting = False
             session.interrupt(seed, at)
             return None
         elif _TESTED.search(text) and (tests := test_counts("\n".join(self._tail))) is not None:

@@ -2,7 +2,7 @@
 
 Takes and gives: see `registry.py`. A line is an event with properties, a user id and seconds: no message, no file, no session. A
 session lasts from `launched` to `exit`, or to the next start of the same user. A `message_send` is a completion with its token
-counts; `/undo` is the user's no to what was last done; a key press that ends the program is a stop.
+counts; `/undo` is the user's no to what was last done; a key press that ends the program while a request is under way is a stop.
 Leaves out: turns (a request may be a user's message or the program's own reflection), edits, costs.
 """
 
@@ -41,6 +41,8 @@ class Mapper:
         self._same: Counter[str] = Counter()
         """Equal lines of this log so far: many events may share a second."""
         self._own = ""
+        self._sending: set[str] = set()
+        """Users whose request is under way."""
 
     def identity(self, record: Record) -> str | None:
         """Return the line with its place among equal ones of its log: they are events of one second, and a copy repeats them all."""
@@ -75,11 +77,16 @@ class Mapper:
         session.out, session.mute = self._out, not emit
         seed = f"{name}/{at}/{self._own}"
         reason = self._event(session, name, mapping(line.get("properties")), seed, at)
+        stopped = name == "exit" and _abandoned(line) and user in self._sending
+        if stopped:
+            session.interrupt(seed, at, target="session")
+            reason = None
+        if name == "message_send_starting":
+            self._sending.add(user)
+        else:
+            self._sending.discard(user)
         if name == "exit":
-            if _abandoned(line):
-                session.interrupt(seed, at, target="session")
-                reason = None
-            self._end(user, reason="abandoned" if _abandoned(line) else "done")
+            self._end(user, reason="abandoned" if stopped else "done")
         return Mapped(events=self._out, reason=reason)
 
     def end_file(self) -> Iterator[ev.Event]:

@@ -16,6 +16,7 @@ from pipelines.events import EVENT
 from pipelines.importers import registry
 from pipelines.storage import Home
 from pipelines.terminal import run
+from tests.unit.pipelines.test_import_formats import FILES
 
 SAMPLES = Path(registry.__file__).parent / "samples"
 Import = Callable[..., tuple[int, str, str]]
@@ -51,9 +52,8 @@ def test_the_list_shows_every_format_with_where_its_files_are(tidegate: Import) 
 def test_a_mixed_folder_is_sorted_by_content_and_what_is_unknown_is_counted_and_shown(tidegate: Import, tmp_path: Path) -> None:
     tmp_path /= "mixed"
     tmp_path.mkdir()
-    for number, path in enumerate(sorted(SAMPLES.iterdir())):
-        if path.stem != "otlp":
-            shutil.copy(path, tmp_path / f"file-{number}{path.suffix}")
+    for number, name in enumerate(FILES.values()):
+        shutil.copy(SAMPLES / name, tmp_path / f"file-{number}{Path(name).suffix}")
     (tmp_path / "notes.md").write_text("# Notes\n")
     (tmp_path / "data.json").write_text('{"rows": [1], "secret value as a key": 2}')
     (tmp_path / "picture.jsonl").write_bytes(b"\x89PNG\0\0")
@@ -62,12 +62,10 @@ def test_a_mixed_folder_is_sorted_by_content_and_what_is_unknown_is_counted_and_
     code, out, err = tidegate(str(tmp_path), "--dry-run", "--json")
     assert code == 0, err
     result = json.loads(out)
-    assert set(result["formats"]) == {
-        "claude-code", "codex", "gemini-cli", "swe-agent", "openhands", "continue", "aider", "aider-analytics",
-    }  # fmt: skip
+    assert set(result["formats"]) == set(FILES)
     assert result["unknown_files"] == 3
     assert result["files"] == 8
-    assert result["lines"] == sum(each["lines"] for each in result["formats"].values()) == 43 + 32 + 14 + 12 + 18 + 14 + 40 + 11
+    assert result["lines"] == sum(each["lines"] for each in result["formats"].values()) == 43 + 32 + 14 + 12 + 18 + 14 + 40 + 14
     assert result["lines"] == result["accepted"] + result["duplicates"] + sum(result["rejected"].values())
     assert "notes.md: text that is no JSON" in err
     assert "data.json: a JSON object with keys rows, secret value as a key" in err
