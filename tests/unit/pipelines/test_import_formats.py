@@ -130,7 +130,7 @@ def test_gemini_messages_that_grow_count_once_and_a_changed_edit_is_partly_accep
     assert (counts["lines"], counts["accepted"], counts["duplicates"]) == (14, 9, 1)
     assert [t.message for t in of(events, "turn_started")] == [
         "Round the heights in tides.py to the nearest centimetre. Mail <redacted:email> if unclear.",
-        "non, ce n'est pas ça, le test est toujours rouge",
+        "non, ce n'est pas ça, le test échoue encore",
         "use round() in tides.py",
     ]
     assert tokens(events) == [(2000, 100, 500), (2500, 80, 1900), (2600, 15, 2400)]
