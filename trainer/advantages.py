@@ -8,6 +8,8 @@ mean_LOO is over the n turns of the bucket that belong to other sessions *and* o
 it is subtracted from, nor its author's. ema_c is the bucket's running mean from earlier updates; a bucket without one takes the
 leave-out mean over all buckets (0 when there is none). The unit is the turn: a turn of five completions counts once.
 
+Where two or more sessions answered one and the same prompt, b is the mean return of the other sessions of that prompt (RLOO).
+
 Leaves out: unscored turns. They are in no mean; the caller does not pass them.
 """
 
@@ -33,6 +35,8 @@ class ScoredTurn:
     turn_index: int
     reward: float
     bucket: str
+    prompt: str = ""
+    """Digest of the tokens that the turn started from; empty where they are unknown, which is one prompt with nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +98,14 @@ class _Sums:
         return self.total[0] - user[0] - session[0] + both[0], int(self.total[1] - user[1] - session[1] + both[1])
 
 
+def _by_prompt(turns: Sequence[ScoredTurn]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for position, turn in enumerate(turns):
+        if turn.prompt:
+            found[turn.prompt].append(position)
+    return found
+
+
 def estimate(turns: Sequence[ScoredTurn], *, ema: Mapping[str, float], gamma: float, kappa: float, clip: float) -> list[Estimate]:
     """Estimate the advantage of every turn.
 
@@ -107,9 +119,11 @@ def estimate(turns: Sequence[ScoredTurn], *, ema: Mapping[str, float], gamma: fl
     Returns:
         One estimate a turn, in order.
 
-    Source: Kool et al., "Buy 4 REINFORCE samples, get a baseline for free!", ICLR 2019 workshop (leave-one-out baseline).
+    Source: Kool et al., "Buy 4 REINFORCE samples, get a baseline for free!", ICLR 2019 workshop (leave-one-out baseline); Ahmadian
+        et al., arXiv 2402.14740 (RLOO, for several sessions of one prompt).
     """
     rets = returns(turns, gamma=gamma)
+    same_prompt = _by_prompt(turns)
     buckets: dict[str, _Sums] = defaultdict(_Sums)
     everything = _Sums()
     for turn, ret in zip(turns, rets, strict=True):
@@ -117,6 +131,10 @@ def estimate(turns: Sequence[ScoredTurn], *, ema: Mapping[str, float], gamma: fl
         everything.add(turn, float(ret))
     baselines: list[tuple[float, int]] = []
     for turn in turns:
+        group = [position for position in same_prompt.get(turn.prompt, ()) if turns[position].session_id != turn.session_id]
+        if group:
+            baselines.append((float(np.mean(rets[group])), len(group)))
+            continue
         total, others = buckets[turn.bucket].without(turn)
         prior = ema.get(turn.bucket)
         if prior is None:

@@ -82,6 +82,11 @@ class UpdateConfig(Section):
     user_cap: float = Field(default=16.0, gt=0)
     """Rows a user can have before each of them counts less."""
 
+    hindsight: float = Field(default=0.0, ge=0)
+    """Weight of what the policy would have said had it known the user's next message, token by token, beside the advantage. 0: off."""
+    hindsight_clip: float = Field(default=1.0, gt=0)
+    """Largest |log-probability difference| that counts, nats."""
+
     max_rows: int = Field(default=4096, ge=1)
     min_rows: int = Field(default=2, ge=1)
     """Fewer trainable rows than this and no candidate is made."""

@@ -30,6 +30,8 @@ class TrainingRow:
     omega: float
     same_version: bool
     """Sampled by the very checkpoint the update starts from: usable for the parity gate."""
+    hint_ids: np.ndarray | None = None
+    """[H] tokens of what the user said next (`hindsight.py`); None where nothing followed, or where hindsight is off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,7 @@ def write_rows(path: Path, rows: Sequence[TrainingRow]) -> None:
             "advantage": pa.array([row.advantage for row in rows], pa.float64()),
             "omega": pa.array([row.omega for row in rows], pa.float64()),
             "same_version": pa.array([row.same_version for row in rows], pa.bool_()),
+            "hint": pa.array([None if row.hint_ids is None else row.hint_ids.tolist() for row in rows], pa.list_(pa.int32())),
         }
     )
     sink = pa.BufferOutputStream()
@@ -125,6 +128,7 @@ def read_rows(path: Path) -> list[TrainingRow]:
             advantage=record["advantage"],
             omega=record["omega"],
             same_version=record["same_version"],
+            hint_ids=None if record["hint"] is None else np.asarray(record["hint"], np.int64),
         )
         for record in records
     ]

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -25,8 +26,8 @@ from pipelines.errors import MissingDependency
 from trainer import deepspeed_config
 from trainer.dataset import TrainingRow
 from trainer.losses import LossBatch, LossSettings, named
-from trainer.model import score, tensors
-from trainer.packing import MicroBatch, pack, plan_rows
+from trainer.model import score_batch, tensors
+from trainer.packing import MicroBatch, PackedRow, pack, plan_rows
 
 SUMS: Final = (
     "policy", "kl", "kept_tokens", "clipped_tokens", "masked_sequence_rows", "masked_veto_rows", "masked_negative_tokens",
@@ -114,6 +115,7 @@ class Trainer:
         ref: Sequence[np.ndarray],
         prox: Sequence[np.ndarray] | None,
         kl_budget: float | None,
+        hindsight: Mapping[int, np.ndarray] = MappingProxyType({}),
     ) -> StepFigures:
         """Take one optimizer step.
 
@@ -123,6 +125,7 @@ class Trainer:
             ref: Log-probabilities of each row's trained tokens under the approved checkpoint.
             prox: The same under the proximal policy; None: the policy as it is now, taken from this very forward pass.
             kl_budget: Above this mean KL to the approved checkpoint the step is not applied; None for no budget.
+            hindsight: By row, what is added to the advantage of each of its trained tokens (`hindsight.py`).
         """
         normaliser = float(sum(rows[i].omega * len(rows[i].packed.trained) for i in chosen))
         mine = self.bins(rows, chosen)[self.rank :: self.world]
@@ -134,7 +137,7 @@ class Trainer:
             batch = pack([row.packed for row in rows], chosen_here or [chosen[0]])
             weight = 1.0 if chosen_here else 0.0  # a rank without rows still takes part in every collective
             theta, entropy = self.engine(**tensors(batch, self.engine.device))
-            inputs = self._loss_batch(batch, rows, theta, ref, prox, weight=weight)
+            inputs = self._loss_batch(batch, rows, theta, ref, prox, weight=weight, hindsight=hindsight)
             value = self.loss(inputs, normaliser, self.settings)
             self.engine.backward(value.loss * self.world)  # DeepSpeed averages over ranks; this is a sum
             if chosen_here:
@@ -174,7 +177,7 @@ class Trainer:
 
     def _loss_batch(
         self, batch: MicroBatch, rows: Sequence[TrainingRow], theta: torch.Tensor, ref: Sequence[np.ndarray],
-        prox: Sequence[np.ndarray] | None, *, weight: float,
+        prox: Sequence[np.ndarray] | None, *, weight: float, hindsight: Mapping[int, np.ndarray],
     ) -> LossBatch:  # fmt: skip
         device = theta.device
 
@@ -187,7 +190,7 @@ class Trainer:
             prox=theta.detach() if prox is None else joined([prox[i] for i in batch.rows]),
             mu=joined([rows[i].mu for i in batch.rows]),
             ref=joined([ref[i] for i in batch.rows]),
-            advantage=joined([np.full(n, rows[i].advantage) for i, n in zip(batch.rows, counts, strict=True)]),
+            advantage=joined([np.full(n, rows[i].advantage) + hindsight.get(i, 0.0) for i, n in zip(batch.rows, counts, strict=True)]),
             omega=joined([np.full(n, rows[i].omega * weight) for i, n in zip(batch.rows, counts, strict=True)]),
             segment=torch.from_numpy(batch.segment).to(device),
             rows=len(batch.rows),
@@ -195,11 +198,19 @@ class Trainer:
 
     def score_all(self, rows: Sequence[TrainingRow], chosen: Sequence[int]) -> dict[int, np.ndarray]:
         """Score rows without gradient, each rank its share; every rank gets all log-probabilities by row index."""
-        share = [i for rows_of_bin in self.bins(rows, chosen)[self.rank :: self.world] for i in rows_of_bin]
+        return self.score_packed({i: rows[i].packed for i in chosen})
+
+    def score_packed(self, rows: Mapping[int, PackedRow]) -> dict[int, np.ndarray]:
+        """Score packed rows as `score_all` does, by key."""
+        names, packed = list(rows), list(rows.values())
+        bins = plan_rows(packed, range(len(packed)), max_tokens=self.max_tokens, bins_multiple_of=self.world)
         self.engine.eval()
-        found = score(self.engine, [rows[i].packed for i in share], max_tokens=self.max_tokens) if share else []
-        parts: list[dict[int, np.ndarray]] = [{} for _ in range(self.world)]
-        dist.all_gather_object(parts, {i: logprobs for i, (logprobs, _) in zip(share, found, strict=True)})
+        mine: dict[Any, np.ndarray] = {}
+        for chosen in bins[self.rank :: self.world]:  # equally many on every rank: partitioned weights are gathered together
+            found = score_batch(self.engine, packed, chosen or [0])
+            mine |= {names[i]: found[i][0] for i in chosen}
+        parts: list[dict[Any, np.ndarray]] = [{} for _ in range(self.world)]
+        dist.all_gather_object(parts, mine)
         return {row: logprobs for part in parts for row, logprobs in part.items()}
 
     def master_weights(self) -> dict[str, torch.Tensor]:

@@ -12,6 +12,7 @@ the packed row loses to no packing at all on CPU. Linear layers see the whole pa
 
 import gc
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -177,6 +178,14 @@ def tensors(batch: MicroBatch, device: torch.device | str = "cpu") -> dict[str, 
 
 
 @torch.no_grad()
+def score_batch(policy: nn.Module, rows: Sequence[PackedRow], chosen: Sequence[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Score one packed micro-batch without gradient: log-probabilities and entropies by row index, float32, nats."""
+    batch = pack(rows, chosen)
+    logprobs, entropies = (part.cpu().numpy() for part in policy(**tensors(batch, next(policy.parameters()).device)))
+    mine = {row: batch.segment == position for position, row in enumerate(batch.rows)}
+    return {row: (logprobs[at], entropies[at]) for row, at in mine.items()}
+
+
 def score(policy: nn.Module, rows: list[PackedRow], *, max_tokens: int = 2048) -> list[tuple[np.ndarray, np.ndarray]]:
     """Score rows without gradient, a prefix shared by rows of one group once.
 
@@ -188,17 +197,11 @@ def score(policy: nn.Module, rows: list[PackedRow], *, max_tokens: int = 2048) -
     Returns:
         Per row: log-probabilities and entropies of its trained tokens, float32, nats.
     """
-    device = next(policy.parameters()).device
-    results: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.float32), np.zeros(0, np.float32))] * len(rows)
+    found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for chosen in plan_rows(rows, range(len(rows)), max_tokens=max_tokens):
-        if not chosen:
-            continue
-        batch = pack(rows, chosen)
-        logprobs, entropies = (part.cpu().numpy() for part in policy(**tensors(batch, device)))
-        for position, row in enumerate(batch.rows):
-            mine = batch.segment == position
-            results[row] = (logprobs[mine], entropies[mine])
-    return results
+        if chosen:
+            found |= score_batch(policy, rows, chosen)
+    return [found[i] for i in range(len(rows))]
 
 
 def release() -> None:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from pipelines.errors import Busy, CheckpointInvalid, ContractViolation, StageError
 from pipelines.storage import exclusive, write_atomic
-from trainer import candidates, checkpoint, deepspeed_config, mismatch, publish
+from trainer import candidates, checkpoint, deepspeed_config, hindsight, mismatch, publish
 from trainer import job as jobs
 from trainer.dataset import read_rows
 from trainer.engine import StepFigures, Trainer, connect, disconnected_at_exit
@@ -111,7 +111,14 @@ class RankJob:
         mismatch.check(figures, settings)
         return [row.mu if row.same_version else found[i] for i, row in enumerate(self.rows)], figures
 
-    def train(self, ref: list[np.ndarray]) -> None:
+    def hindsight(self, ref: list[np.ndarray]) -> dict[int, np.ndarray]:
+        """Score the hinted rows and return what each token's advantage gains; empty where hindsight is off."""
+        settings = self.job.settings
+        asked = {i: hindsight.hinted(row.packed, row.hint_ids) for i, row in enumerate(self.rows) if row.hint_ids is not None}
+        found = self.trainer.score_packed(asked) if asked else {}
+        return {i: hindsight.terms(ref[i], found[i], weight=settings.hindsight, clip=settings.hindsight_clip) for i in found}
+
+    def train(self, ref: list[np.ndarray], added: dict[int, np.ndarray]) -> None:
         """Take the remaining steps, saving as it goes."""
         settings, run = self.job.settings, self.run
         prox: list[np.ndarray] | None = None
@@ -125,7 +132,7 @@ class RankJob:
             if chosen:
                 started = time.monotonic()
                 budget = settings.kl_budget if self.job.kl_limited else None
-                figures = self.trainer.step(self.rows, chosen, ref=ref, prox=prox, kl_budget=budget)
+                figures = self.trainer.step(self.rows, chosen, ref=ref, prox=prox, kl_budget=budget, hindsight=added)
                 self._account(figures, seconds=time.monotonic() - started)
             run.step += 1
             whole = run.step % settings.steps_per_prox == 0
@@ -283,11 +290,12 @@ def work(folder: Path, rank: int) -> None:
     candidates.read_manifest(Path(job.parent_folder))
     rounding = publish.mean_gap(current.probe(), publish.read_probe(Path(job.parent_folder))[1])
     ref, parity = current.reference()
+    added = current.hindsight(ref)
     before = current.trainer.score_all(current.rows, range(len(current.rows))) if job.settings.lr == 0 else {}
     clock.lap("reference")
     current.restore()
     current.tell({})
-    current.train(ref)
+    current.train(ref, added)
     clock.lap("train")
     if job.settings.lr == 0:
         result: dict[str, Any] | None = _self_test(current, before, parity)

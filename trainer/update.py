@@ -21,7 +21,7 @@ import numpy as np
 from pipelines.config import digest
 from pipelines.errors import ContractViolation
 from pipelines.storage import Home, exclusive, write_atomic
-from trainer import advantages, candidates, launch
+from trainer import advantages, candidates, hindsight, launch
 from trainer import job as jobs
 from trainer.advantages import Estimate, ScoredTurn
 from trainer.config import TrainerConfig, UpdateConfig
@@ -60,7 +60,7 @@ class NothingToLearn(ContractViolation):
 def scored_turns(records: Sequence[Mapping[str, Any]], *, origins: Set[str]) -> list[ScoredTurn]:
     """Return each scored, consented turn once, also those whose tokens cannot be trained on: returns need their rewards."""
     found: dict[tuple[str, str], ScoredTurn] = {}
-    for record in records:
+    for record in sorted(records, key=lambda record: -record["attempt"]):  # the turn's first completion is seen last
         reward = record["reward"]
         if record["outcome"] != "scored" or reward is None or not np.isfinite(reward):
             continue
@@ -69,6 +69,7 @@ def scored_turns(records: Sequence[Mapping[str, Any]], *, origins: Set[str]) -> 
         found[record["session_id"], record["turn_id"]] = ScoredTurn(
             session_id=record["session_id"], user_key=record["user_key"], turn_index=record["turn_index"], reward=reward,
             bucket=advantages.bucket(record["task_bucket"], record["turn_index"], record["language"]),
+            prompt=hashlib.sha256(record["prompt_ids"]).hexdigest() if record["prompt_ids"] else "",
         )  # fmt: skip
     return [found[key] for key in sorted(found)]
 
@@ -96,6 +97,7 @@ def prepare(
     estimates = advantages.estimate(turns, ema=state["ema"], gamma=config.gamma, kappa=config.baseline_kappa, clip=config.advantage_clip)
     by_turn = _by_turn(records, turns, estimates)
     omegas = advantages.user_weights([row.user_key for row in selection.rows], cap=config.user_cap)
+    hinted = hindsight.hints(selection.rows) if config.hindsight > 0 else {}
     rows = [
         TrainingRow(
             row_id=row.completion_id,
@@ -104,6 +106,7 @@ def prepare(
             advantage=by_turn[row.session_id, row.turn_id].advantage,
             omega=float(omega),
             same_version=row.policy_version == limits.policy_version,
+            hint_ids=hinted.get(row.completion_id),
         )
         for row, omega in zip(selection.rows, omegas, strict=True)
     ]
@@ -115,6 +118,7 @@ def prepare(
         "trained_tokens": sum(len(row.response_ids) for row in selection.rows),
         "reward_mean": float(np.mean([turn.reward for turn in turns])),
         "advantage_positive_share": float(np.mean([row.advantage > 0 for row in rows])),
+        **({"hinted_rows": len(hinted)} if config.hindsight > 0 else {}),
         **_tokens([row.packed for row in rows]),
         **{f"rejected.{code}": count for code, count in selection.rejected.items()},
     }  # fmt: skip
@@ -173,6 +177,8 @@ def rows_digest(rows: Sequence[TrainingRow]) -> str:
         for array in (row.packed.prompt_ids, row.packed.response_ids, row.packed.trained):
             state.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
         state.update(np.ascontiguousarray(row.mu, dtype="<f4").tobytes())
+        if row.hint_ids is not None:
+            state.update(b"hint" + np.ascontiguousarray(row.hint_ids, dtype="<i8").tobytes())
     return state.hexdigest()
 
 

@@ -184,6 +184,19 @@ def test_every_zero_stage_trains_the_same_candidate(zero_stage, two_ranks, tiny_
     assert apart / moved < 1e-2
 
 
+def test_hindsight_moves_the_update_and_says_on_how_many_rows(tiny_store, tiny_folder, tmp_path):
+    made = {}
+    records = on_policy_records(tiny_folder, 8, continued=True)
+    for weight in (0.0, 1.0):
+        home, identity = one_rank_job(tiny_store, records, tmp_path / str(weight))
+        few = {"world_size": 1, "passes": 1, "rows_per_step": 8, "hindsight": weight}
+        made[weight] = update(settings(**few), home, parent=identity, policy_version=1, lake_version=None, now=NOW)
+    assert "hinted_rows" not in made[0.0]
+    assert made[1.0]["hinted_rows"] == 4
+    plain, hinted = (weights(Path(made[weight]["path"])) for weight in (0.0, 1.0))
+    assert max(np.abs(plain[name] - hinted[name]).max() for name in plain) > 1e-5
+
+
 def test_killed_twice_an_update_ends_bit_equal_to_an_uninterrupted_one(one_rank, tiny_store, records, tmp_path):
     home, identity = one_rank_job(tiny_store, records, tmp_path)
     write = ["--set", "trainer.world_size=1", "--set", f"mlflow.tracking_uri={NOBODY}"] + [

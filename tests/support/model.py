@@ -72,10 +72,13 @@ def tiny_folder(tiny_store: tuple[Path, str]) -> Path:
     return store / identity
 
 
-def on_policy_records(folder: Path, number: int, *, seed: int = 0, users: int = 6, policy_version: int = 1) -> list[dict[str, object]]:
+def on_policy_records(
+    folder: Path, number: int, *, seed: int = 0, users: int = 6, policy_version: int = 1, continued: bool = False
+) -> list[dict[str, object]]:
     """Make `number` sample records whose log-probabilities are those of a checkpoint; a reply earns 1 when its first id is even, else -1.
 
-    One turn a record, two records a session, `users` users; all of it served at 2026-11-30 12:00 UTC.
+    One turn a record, two records a session, `users` users; all of it served at 2026-11-30 12:00 UTC. With `continued` the second
+    prompt of a session goes on where its first reply ended.
     """
     import numpy as np
 
@@ -85,6 +88,10 @@ def on_policy_records(folder: Path, number: int, *, seed: int = 0, users: int = 
 
     rng = np.random.default_rng(seed)
     rows = [reply_row(rng.integers(3, 500, rng.integers(4, 24)), rng.integers(3, 500, rng.integers(3, 12))) for _ in range(number)]
+    if continued:
+        for k in range(1, number, 2):
+            before = [rows[k - 1].prompt_ids, rows[k - 1].response_ids]
+            rows[k] = reply_row(np.concatenate([*before, rows[k].prompt_ids]), rows[k].response_ids)
     scored = score(Policy(load(folder)).eval(), rows)
     at = datetime(2026, 11, 30, 12, tzinfo=UTC)
     return [

@@ -117,3 +117,20 @@ def test_advantages_do_not_depend_on_the_order_of_turns(entries, random):
     random.shuffle(shuffled)
     for t, found in zip(shuffled, run(shuffled), strict=True):
         assert found.advantage == pytest.approx(key[t.session_id, t.turn_index], abs=1e-6)
+
+
+def test_sessions_of_one_prompt_are_compared_with_each_other_alone():
+    rewards = {"s": 1.0, "t": 0.0, "u": 0.5}
+    turns = [
+        ScoredTurn(session_id=name, user_key=f"user-{name}", turn_index=0, reward=reward, bucket="a", prompt="p")
+        for name, reward in rewards.items()
+    ]
+    found = run([*turns, turn("v", -3.0)], ema={"a": 0.2})
+    # others of the prompt: (0 + .5) / 2, (1 + .5) / 2, (1 + 0) / 2; v has a prompt of its own: (3 * .5 + 8 * .2) / 11
+    assert [entry.baseline for entry in found] == pytest.approx([0.25, 0.75, 0.5, 3.1 / 11])
+    assert [entry.others for entry in found] == [2, 2, 2, 3]
+
+
+def test_a_prompt_repeated_in_one_session_is_no_group():
+    turns = [ScoredTurn(session_id="s", user_key="u", turn_index=k, reward=1.0, bucket="a", prompt="p") for k in (0, 1)]
+    assert [entry.baseline for entry in run(turns, ema={"a": 0.2})] == pytest.approx([0.2, 0.2])
