@@ -74,6 +74,8 @@ BAD: Final = object()
 
 def parse(text: bytes | str) -> Any:
     """Parse JSON; `BAD` when it is none. The fast parser refuses lone surrogates, which some programs write: those go to json."""
+    if isinstance(text, str):
+        text = text.encode("utf-8", "replace")
     try:
         return from_json(text, cache_strings="keys")
     except ValueError:

@@ -224,3 +224,9 @@ def test_a_command_is_split_into_the_words_that_the_standard_library_sees(text: 
     except ValueError:
         expected = None
     assert shell_words(text) == expected
+
+
+def test_a_text_with_half_a_character_is_parsed() -> None:
+    assert records.parse('{"a": "\ud83d"}') == {"a": "?"}
+    assert records.parse("\ud83d") is records.BAD
+    assert records.parse(b'{"a": "\\ud83d"}') == {"a": "\ud83d"}
