@@ -49,19 +49,18 @@ def redeem(spark: SparkSession, records: DataFrame, *, root: str) -> tuple[DataF
     allowed = [uri for uri in addresses if uri.startswith(f"{root}/") and ".." not in urlsplit(uri).path.split("/")]
     present = [uri for uri in allowed if _exists(spark, hadoop_uri(uri))]
     columns = records.columns
-    if not present:
-        whole = records.limit(0)
-        lost = named.withColumn("_content", F.lit(None).cast("binary"))
-    else:
+    permitted = F.coalesce(F.col("_uri").isin(allowed), F.lit(False)) if allowed else F.lit(False)
+    known = F.coalesce(F.col("_uri").isin(present), F.lit(False)) if present else F.lit(False)
+    fault = F.when(~permitted, FOREIGN).when(~known, MISSING).when(F.col("_content").isNull(), MISMATCH)
+    if present:
         files = spark.read.format("binaryFile").load([hadoop_uri(uri) for uri in present])
         hashed = files.select(F.sha2("content", 256).alias("_sha"), F.col("content").alias("_content")).dropDuplicates(["_sha"])
-        joined = named.join(hashed, "_sha", "left").localCheckpoint()
-        whole = joined.where("_content IS NOT NULL").withColumn("value", F.col("_content")).select(*columns)
-        lost = joined.where("_content IS NULL")
-    known = F.coalesce(F.col("_uri").isin(present), F.lit(False)) if present else F.lit(False)
-    permitted = F.coalesce(F.col("_uri").isin(allowed), F.lit(False)) if allowed else F.lit(False)
-    fault = F.when(~permitted, FOREIGN).when(~known, MISSING).otherwise(MISMATCH)
-    return whole, {name: lost.where(fault == name).select(*columns) for name in FAULTS}
+        joined = named.join(hashed, "_sha", "left")
+    else:
+        joined = named.withColumn("_content", F.lit(None).cast("binary"))
+    judged = joined.withColumn("_fault", fault).localCheckpoint()
+    whole = judged.where("_fault IS NULL").withColumn("value", F.col("_content")).select(*columns)
+    return whole, {name: judged.where(F.col("_fault") == name).select(*columns) for name in FAULTS}
 
 
 def _exists(spark: SparkSession, uri: str) -> bool:
