@@ -37,8 +37,8 @@ from pipelines.importers.claude_text import (
 )
 from pipelines.importers.engine import Mapped
 from pipelines.importers.records import Record
-from pipelines.importers.sessions import Stamp
-from pipelines.importers.texts import stable_id, time_ms
+from pipelines.importers.sessions import NAME_CHARS, Stamp
+from pipelines.importers.texts import clean, identifier, stable_id, time_ms
 from pipelines.redaction import MESSAGE_MAX_CHARS, features, redact
 
 _FINISH: Final = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "max_tokens": "length"}
@@ -139,7 +139,7 @@ class Mapper:
             return Mapped(reason="missing_field:timestamp")
         self._last_ms = at
         own = line.get("uuid")
-        own = own if isinstance(own, str) and own else f"{stem}:{number}"
+        own = identifier(own, f"{stem}:{number}")
         session = self._session(line, stem)
         made: list[ev.Event] = []
         if kind == "assistant":
@@ -187,7 +187,7 @@ class Mapper:
 
     def _session(self, line: Mapping[str, Any], stem: str) -> _Session:
         name = line.get("sessionId")
-        name = name[:120] if isinstance(name, str) and name else stem[:120]
+        name = identifier(name, stem)
         if name not in self._sessions:
             folder = line.get("cwd")
             repository = self._stamp.keyed("repository", folder) if isinstance(folder, str) and folder else None
@@ -217,7 +217,7 @@ class Mapper:
         sidechain = bool(line.get("isSidechain"))
         turn = session.turn_at(at, sidechain=sidechain)
         identity = message.get("id")
-        identity = identity[:120] if isinstance(identity, str) and identity else own
+        identity = identifier(identity, own)
         synthetic = message.get("model") == "<synthetic>"
         if not synthetic:
             self._reply(session, message, identity, turn, at)
@@ -237,7 +237,7 @@ class Mapper:
             step = session.steps.get(turn, 0)
             session.steps[turn] = step + 1
             usage: dict[str, int] = dict.fromkeys(_USAGE, 0)
-            reply = _Reply(turn, at, step, str(message.get("model") or ""), usage, None, session)
+            reply = _Reply(turn, at, step, clean(str(message.get("model") or ""), limit=NAME_CHARS), usage, None, session)
             self._replies[identity] = reply
         reported = message.get("usage")
         for name, count in reported.items() if isinstance(reported, dict) else ():
@@ -245,16 +245,16 @@ class Mapper:
                 reply.usage[name] = max(reply.usage[name], count)
         reason = message.get("stop_reason")
         if isinstance(reason, str):
-            reply.finish_reason = _FINISH.get(reason, reason)
+            reply.finish_reason = _FINISH.get(reason, clean(reason, limit=NAME_CHARS))
 
     def _tool_use(
         self, session: _Session, block: Mapping[str, Any], completion: str, turn: str, at: int, seed: str, made: list[ev.Event]
     ) -> None:
         arguments = block.get("input")
         call_id = block.get("id")
-        call_id = call_id if isinstance(call_id, str) and call_id else seed
+        call_id = identifier(call_id, seed)
         name = block.get("name")
-        name = name if isinstance(name, str) else ""
+        name = clean(name, limit=NAME_CHARS) if isinstance(name, str) else ""
         payload = ev.ToolCallPayload(
             tool_call_id=call_id,
             completion_id=completion,
@@ -335,7 +335,7 @@ class Mapper:
         failed = bool(block.get("is_error"))
         verdict = result_class(text) if failed else ev.ResultClass.OK
         call_id = block.get("tool_use_id")
-        call_id = call_id if isinstance(call_id, str) and call_id else seed
+        call_id = identifier(call_id, seed)
         details = line.get("toolUseResult")
         duration = details.get("durationMs", details.get("totalDurationMs")) if isinstance(details, dict) else None
         exit_code = _EXIT_CODE.match(text) if failed else None

@@ -1,6 +1,7 @@
 """Damaged transcripts of every format: cut, garbled, shuffled, repeated, with values of the wrong type. Nothing raises, all is counted."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,6 @@ def _spoil(value: Any, data: st.DataObject) -> None:
     while isinstance(value, dict | list) and value:
         key = data.draw(st.sampled_from(list(value))) if isinstance(value, dict) else data.draw(st.integers(0, len(value) - 1))
         if not isinstance(value[key], dict | list) or not value[key] or data.draw(st.integers(0, 3)) == 0:
-            value[key] = data.draw(st.sampled_from(HOSTILE))
+            value[key] = deepcopy(data.draw(st.sampled_from(HOSTILE)))
             return
         value = value[key]
