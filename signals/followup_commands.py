@@ -94,13 +94,11 @@ def _fit_text(found: dict[str, Any]) -> str:
         ]
         at = whole["at_threshold"]
         lines.append(f"  at threshold {at['threshold']}: {at['tpr']:.1%} of the dissatisfied, {at['fpr']:.1%} of the others")
-    for grouping in ("language", "shape"):
-        for group, f in found["out_of_fold"][f"by_{grouping}"].items():
-            area = "     " if f["auc"] is None else f"{f['auc']:.3f}"
-            lines.append(
-                f"{grouping:9} {group:24} {f['rows']:5} rows  AUC {area}  calibration error {f['calibration_error']:.3f}  "
-                f"right {f['right_at_half']:.1%}"
-            )
+    for part, grouping in (("held_out", "language"), ("out_of_fold", "language"), ("out_of_fold", "shape")):
+        lines.append(f"{part.replace('_', ' ')} by {grouping}:")
+        for group, f in found[part][f"by_{grouping}"].items():
+            both = "" if f["auc"] is None else f"AUC {f['auc']:.3f}  calibration error {f['calibration_error']:.3f}"
+            lines.append(f"  {group:24} {f['rows']:5} rows  right {f['right_at_half']:6.1%}  {both}".rstrip())
     return "\n".join(lines)
 
 

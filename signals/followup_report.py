@@ -115,7 +115,7 @@ def report(p: Array, y: Array, *, families: Sequence[str], groups: Mapping[str, 
             out[f"by_{grouping}"][value] = {
                 "rows": int(inside.sum()),
                 "auc": None if len(set(y[inside])) < 2 else round(auc(p[inside], y[inside]), 4),
-                "calibration_error": round(calibration_error(p[inside], y[inside]), 4),
+                "calibration_error": None if len(set(y[inside])) < 2 else round(calibration_error(p[inside], y[inside]), 4),
                 "right_at_half": round(float(((p[inside] >= 0.5) == (y[inside] == 1)).mean()), 4),
                 "mean_p": round(float(p[inside].mean()), 4),
             }
@@ -161,7 +161,8 @@ def html(found: Mapping[str, Any]) -> str:
     """Return the report as one self-contained page."""
     rows = "".join(
         f"<tr><td>{escape(grouping.removeprefix('by_'))}</td><td>{escape(group)}</td><td>{f['rows']}</td>"
-        f"<td>{'' if f['auc'] is None else f['auc']}</td><td>{f['calibration_error']}</td><td>{f['right_at_half']:.0%}</td></tr>"
+        f"<td>{'' if f['auc'] is None else f['auc']}</td><td>{'' if f['auc'] is None else f['calibration_error']}</td>"
+        f"<td>{f['right_at_half']:.0%}</td></tr>"
         for grouping, values in found.items()
         if grouping.startswith("by_")
         for group, f in values.items()

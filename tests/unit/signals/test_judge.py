@@ -38,7 +38,7 @@ class Server:
                 self.end_headers()
                 self.wfile.write(raw)
 
-            def log_message(self, *_: Any) -> None:
+            def log_message(self, format: str, *args: Any) -> None:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
