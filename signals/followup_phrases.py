@@ -11,8 +11,8 @@ PHRASES: Final[dict[str, str]] = {
         "still|again|as before|than before|same error|same thing|same as before|same output|identical|"
         "nothing changed|changed nothing|yet|immer noch|noch immer|weiterhin|nach wie vor|wie vorher|"
         "gleicher fehler|derselbe fehler|hat nichts geändert|trotzdem|sigue|siguen|sige|todavía|aún|"
-        "mismo error|lo mismo|de antes|igual que antes|toujours|encore une|encore un|même erreur|pareil|"
-        "rien changé|quavant|ainda|continua|mesmo erro|всё ещё|все еще|опять|снова|то же самое|还是|还在|仍然|依然|又|"
+        "mismo error|de antes|igual que antes|toujours|encore une|encore un|même erreur|"
+        "rien changé|quavant|ainda|continua|mesmo erro|всё ещё|все еще|опять|снова|то же самое|还是|还在|仍然|依然|"
         "一样的|一模一样|还不|还没|まだ|相変わらず|また|さっきと同じ|変わってない|変わっていません"
     ),
     "no": (
@@ -55,21 +55,21 @@ PHRASES: Final[dict[str, str]] = {
     "i_said": (
         "i said|i asked|i told|i already|i wanted|i just wanted|i meant|i never|i didnt ask|didnt ask|"
         "as i said|i wrote|my message|my first message|not what i|i dont want|nobody wanted|asked for|"
-        "i expected|told you|how many times|what i need|i dont need|third time|literally|really|remember|"
+        "i expected|told you|how many times|what i need|i dont need|third time|literally|"
         "ich wollte|ich hatte|ich habe gesagt|ich habe schon|wie gesagt|hatte ich|das habe ich nicht|"
         "ich schon gesagt|nicht gemeint|darum geht|te dije|te pedí|ya te|quería|pedí|no quiero|no la quiero|"
-        "no lo quiero|lo que necesito|no era eso|no es lo que|otra vez|jai dit|jai demandé|je voulais|je tai|"
+        "no lo quiero|lo que necesito|no era eso|no es lo que|jai dit|jai demandé|je voulais|je tai|"
         "déjà dit|pas ce que|je nen veux|quil me faut|encore une fois|jai déjà|我说过|我要的|我要|说了|再说一遍|没让你|我说|要的是|"
         "と言い|頼んだ|前に言|何度も|が欲しい|意図|要望"
     ),
     "undo": (
         "undo|undoo|revert|roll back|rolled back|put it back|put back|change it back|go back|take out|"
         "take it out|discard|reset|start over|from scratch|get rid of|the way it was|rückgängig|zurücksetzen|"
-        "zurück|wieder raus|wieder weg|nimm das|deshaz|revierte|vuelve a dejarlo|como estaba|deshice|annule|"
+        "wieder raus|wieder weg|nimm das|deshaz|revierte|vuelve a dejarlo|como estaba|deshice|annule|"
         "remets|reviens|comme avant|comme cétait|desfaz|reverta|отмени|верни|撤销|撤回|改回|还原|回退|元に戻|取り消|リセット"
     ),
     "redo": (
-        "try again|redo|once more|one more time|again please|properly|this time|nochmal|noch einmal|diesmal|"
+        "try again|redo|once more|one more time|properly|this time|nochmal|noch einmal|diesmal|"
         "de nuevo|otra vez|inténtalo|esta vez|réessaie|refais|recommence|cette fois|de novo|заново|переделай|"
         "重做|重来|重新来|再试|这次|もう一回|もう一度|やり直|今度は"
     ),
@@ -147,10 +147,10 @@ PHRASES: Final[dict[str, str]] = {
         "自分でやります|堂々巡り|複雑すぎ|やりすぎ|好きじゃない|なんだこれ"
     ),
     "nowhere": (
-        "missing|does not exist|doesnt exist|no such|made it up|nowhere|anywhere|unchanged|didnt change|"
+        "no such|made it up|nowhere|anywhere|unchanged|didnt change|"
         "no change|not there|dont see|cant find|where is the|wheres|gibt es gar nicht|keine änderung|"
-        "nichts geändert|wo ist der|no existe|sigue igual|dónde está|no veo|nexiste|na pas changé|où est le|"
-        "ne vois|没变|没有变|不存在|在哪|根本没|見当たり|存在しません|変わっていません|どこですか"
+        "nichts geändert|wo ist der|sigue igual|dónde está|no veo|na pas changé|où est le|"
+        "ne vois|没变|没有变|在哪|根本没|見当たり|存在しません|変わっていません|どこですか"
     ),
     "almost": (
         "almost|close but|better but|not quite|but the|but it|but i|but you|but there|nice try|except|though|"

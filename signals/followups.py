@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from signals.followup_cues import NAMES, UNIT, cleaned, surface
+from signals.followup_phrases import PHRASES
 
 HEAD_FILE: Final = Path(__file__).parent / "data" / "followup_head.json"
 DIM: Final = 512
@@ -99,7 +100,7 @@ def read_head(path: Path = HEAD_FILE) -> Head:
         **{name: found[name] for name in ("intercept", "unit", "slope", "offset", "threshold", "tpr", "fpr", "penalty")},
         encoder_sha256=found["encoder_sha256"],
         labels_sha256=found["labels_sha256"],
-        digest=hashlib.sha256(f"{RULES} ".encode() + raw).hexdigest()[:12],
+        digest=hashlib.sha256(json.dumps([RULES, PHRASES]).encode() + raw).hexdigest()[:12],
     )
 
 
