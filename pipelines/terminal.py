@@ -5,6 +5,7 @@ line every few seconds elsewhere, so a log file shows that work goes on. Each st
 hands it to `run`.
 """
 
+import errno
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from cyclopts import App, Parameter
 
-from pipelines.errors import StageError
+from pipelines.errors import StageError, StorageFull
 from pipelines.storage import Home, default_home, write_atomic
 
 if TYPE_CHECKING:
@@ -177,6 +178,10 @@ def run(app: App, arguments: list[str] | None = None) -> int:
 
         if isinstance(error, CycloptsError):
             return 2
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f" for {error.filename}" if error.filename else ""
+            print(f"tidegate: no space left on the disk{where}; free some and run the same command again", file=sys.stderr)
+            return StorageFull.exit_code
         if os.environ.get("TIDEGATE_DEBUG"):
             raise
         logging.getLogger(__name__).error("unforeseen failure", exc_info=error)

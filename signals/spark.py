@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException, PySparkTypeError, PySparkValueError
 from pyspark.sql import SparkSession
 
@@ -113,6 +114,8 @@ def session(config: SparkConfig, home: Home) -> Iterator[SparkSession]:
 
     Raises:
         MissingDependency: See `check_versions`.
+        StorageFull: No space for Spark's own files (it copies its jars).
+        TransientError: Spark does not start; the message names its log.
     """
     jars = jars_folder(config)
     check_versions(jars)
@@ -124,8 +127,9 @@ def session(config: SparkConfig, home: Home) -> Iterator[SparkSession]:
     builder = SparkSession.builder.appName("tidegate-signals").master(config.master)
     for name, value in settings(config, home, jars).items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("WARN")
+    with boundary("starting Spark"):
+        spark = builder.getOrCreate()
+        spark.sparkContext.setLogLevel("WARN")
     try:
         yield spark
     finally:
@@ -149,7 +153,7 @@ def boundary(what: str) -> Iterator[None]:
         yield
     except (PySparkTypeError, PySparkValueError, AnalysisException):
         raise  # A mistake in our own code, not a failure of Spark.
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         text = str(error)
         if re.search(r"OffsetOutOfRange|failOnDataLoss|data loss|may have been lost|were aged out", text, re.IGNORECASE):
             raise ContractViolation(
