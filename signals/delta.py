@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
@@ -18,6 +18,10 @@ from deltalake.exceptions import DeltaError
 from pipelines.errors import ContractViolation, StorageFull
 from pipelines.storage import Home
 from signals.tables import DAY, TABLES, Table
+
+STATISTICS: Final = {"events": {"delta.dataSkippingStatsColumns": "event_id,session_id,user_key,partition,offset,arrived_at"}}
+"""Columns of which the log keeps each file's smallest and largest value: what readers select by. By default those are the first 32 columns,
+long texts among them and `offset` not."""
 
 
 @contextmanager
@@ -69,7 +73,7 @@ def create_missing(home: Home) -> None:
                     partition_by=list(table.partition_by) or None,
                     name=name,
                     description=table.row,
-                    configuration={"delta.checkpointInterval": "50"},
+                    configuration={"delta.checkpointInterval": "50"} | STATISTICS.get(name, {}),
                 )
                 continue
             found = DeltaTable(path(home, name))

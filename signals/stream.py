@@ -1,14 +1,17 @@
 """The append job: Kafka to the tables `events`, `quarantine` and `offset_ledger`, each record exactly once.
 
-Each micro-batch is counted before it is written: per partition, rows must equal end minus start and be as many as there are distinct
-offsets. Then three commits, each carrying (stream, batch) as a Delta transaction, so that a batch that is run again after a kill is
-written once to each table, wherever the kill fell.
+A micro-batch is three commits, each carrying (stream, batch) as a Delta transaction, so that a batch that is run again after a kill is
+written once to each table, wherever the kill fell. Between them it is accounted for by what the table holds: per partition, rows kept and
+refused must equal end minus start and be as many as there are distinct offsets, or the ledger does not name the batch and the stream stops.
+Nothing is cached: Spark's cache of parsed events costs more than parsing them, so the few that were refused are read a second time.
 
 Takes: a Spark session, settings, the deployment's home. Gives: how many rows went where. Leaves out: what is an event
 (`intake.py`), whether the start is allowed (`offsets.py`), rewards (`distil.py`).
 """
 
+import functools
 import logging
+import operator
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
@@ -77,6 +83,18 @@ def source_options(config: SignalsConfig, home: Home, *, starting: str) -> dict[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Records of one partition."""
+
+    kept: int
+    quarantined: int
+    distinct: int
+    """Different offsets among both."""
+    claims: int
+    """Records that name a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sink:
     """Writes one micro-batch."""
 
@@ -88,7 +106,7 @@ class Sink:
     """Told the name of each commit once it is done."""
 
     def __call__(self, records: DataFrame, batch: int) -> None:
-        """Judge, count and write a batch; the order of the commits is events, quarantine, ledger."""
+        """Judge, write and count a batch; the order of the commits is events, quarantine, ledger."""
         try:
             self._write(records, batch)
         except StageError as error:
@@ -101,28 +119,73 @@ class Sink:
         starts, ends = offsets.planned_starts(self.checkpoint, batch, topic), offsets.planned_ends(self.checkpoint, batch, topic)
         if all(ends[partition] == starts.get(partition, 0) for partition in ends):
             return
-        judged = self._judged(records, self.config.kafka.max_event_bytes).persist()
-        try:
-            rows, claimed = self._count(judged, batch, starts=starts, ends=ends)
-            if claimed:
-                small, judged = judged, self._with_claims(records.sparkSession, judged).persist()
-                small.unpersist()
-                rows, _ = self._count(judged, batch, starts=starts, ends=ends)
-            identity = offsets.transaction_id(stream)
-            # 1. Events, 2. quarantine: skipped by Delta when (stream, batch) was committed before.
-            self._commit(intake.accepted(judged), "events", identity, batch)
-            if any(row["quarantined"] for row in rows):
-                self._commit(intake.refused(judged), "quarantine", identity, batch)
-            # 3. The ledger last: what it names lies in the lake.
-            lake.append(
-                self.home, "offset_ledger", [row | {"stream": stream, "batch": batch} for row in rows], transaction=(identity, batch)
-            )
-            self.after("offset_ledger")
-        finally:
-            judged.unpersist()
+        planned = {partition: (starts.get(partition, 0), end) for partition, end in sorted(ends.items())}
+        identity = offsets.transaction_id(stream)
+        # 1. Events, in one pass and without a cache; skipped by Delta when (stream, batch) was committed before.
+        self._commit(intake.accepted(self._judged(records, self.config.kafka.max_event_bytes)), "events", identity, batch)
+        # 2. What the table does not hold now was refused, names a file, or is missing: read again, by its place.
+        kept = self._kept(planned)
+        refused = self._refuse(records, planned, kept, identity, batch)
+        rows = [self._booked(batch, partition, bounds, kept[partition], refused) for partition, bounds in planned.items()]
+        # 3. The ledger last: what it names lies in the lake.
+        lake.append(self.home, "offset_ledger", [row | {"stream": stream, "batch": batch} for row in rows], transaction=(identity, batch))
+        self.after("offset_ledger")
         self.totals.batches += 1
         self.totals.rows += sum(row["kept"] for row in rows)
         self.totals.quarantined += sum(row["quarantined"] for row in rows)
+
+    def _kept(self, planned: Mapping[int, tuple[int, int]]) -> dict[int, np.ndarray]:
+        """Return the planned offsets that lie in the table of events, by partition."""
+        inside = [
+            (ds.field("partition") == partition) & (ds.field("offset") >= start) & (ds.field("offset") < end)
+            for partition, (start, end) in planned.items()
+        ]
+        condition = (ds.field("topic") == self.config.kafka.topic) & functools.reduce(operator.or_, inside)
+        found = lake.scan(self.home, "events", ["partition", "offset"], condition)
+        partitions, places = found["partition"].to_numpy(), found["offset"].to_numpy()
+        return {partition: places[partitions == partition] for partition in planned}
+
+    def _refuse(
+        self, records: DataFrame, planned: Mapping[int, tuple[int, int]], kept: Mapping[int, np.ndarray], identity: str, batch: int
+    ) -> dict[int, Counts]:
+        """Judge again what is not among the events, write it to quarantine, and redeem what names a file; returns counts by partition."""
+        rest = {partition: np.setdiff1d(np.arange(*bounds), kept[partition]) for partition, bounds in planned.items()}
+        if not any(map(len, rest.values())):
+            return {}
+        again = self._judged(_at(records, rest), self.config.kafka.max_event_bytes).persist()
+        try:
+            counts = _counts(again)
+            if any(found.claims for found in counts.values()):
+                small, again = again, self._with_claims(records.sparkSession, again).persist()
+                counts = _counts(again)
+                small.unpersist()
+                self._commit(intake.accepted(again), "events", f"{identity}:claims", batch)
+            if any(found.quarantined for found in counts.values()):
+                self._commit(intake.refused(again), "quarantine", identity, batch)
+        finally:
+            again.unpersist()
+        return counts
+
+    def _booked(
+        self, batch: int, partition: int, bounds: tuple[int, int], kept: np.ndarray, refused: Mapping[int, Counts]
+    ) -> dict[str, Any]:
+        """Return the ledger's row of one partition.
+
+        Raises:
+            ContractViolation: Rows are missing from the batch, or came twice.
+        """
+        start, end = bounds
+        other = refused.get(partition, Counts(kept=0, quarantined=0, distinct=0, claims=0))
+        rows, distinct = len(kept) + other.kept + other.quarantined, len(np.unique(kept)) + other.distinct
+        if not rows == distinct == end - start:
+            raise ContractViolation(
+                f"batch {batch}, partition {partition}: offsets {start} to {end} held {rows} records, {distinct} of them distinct, "
+                f"instead of {end - start}; a compacted or transactional topic cannot be accounted for, use a plain one"
+            )
+        return {
+            "topic": self.config.kafka.topic, "partition": partition, "start": start, "end": end, "kept": len(kept) + other.kept,
+            "quarantined": other.quarantined, "committed_at": datetime.now(UTC),
+        }  # fmt: skip
 
     def _judged(self, records: DataFrame, max_bytes: int) -> DataFrame:
         return intake.judged(records, max_bytes=max_bytes, future_ms=int(self.config.signals.future_allowance_s * 1000))
@@ -143,38 +206,29 @@ class Sink:
         writer.option("mergeSchema", "true").save(str(lake.path(self.home, name)))
         self.after(name)
 
-    def _count(
-        self, judged: DataFrame, batch: int, *, starts: Mapping[int, int], ends: Mapping[int, int]
-    ) -> tuple[list[dict[str, Any]], int]:
-        """Return one ledger row a partition, and how many records are claims for a file.
 
-        Raises:
-            ContractViolation: Rows are missing from the batch, or came twice.
-        """
-        is_event = F.col("reason").isNull()
-        counted = judged.groupBy("partition").agg(
-            F.count_if(is_event).alias("kept"),
-            F.count_if(~is_event).alias("quarantined"),
-            F.count_distinct("offset").alias("distinct"),
-            F.count_if(~is_event & claims.is_claim("raw")).alias("claims"),
-        )
-        found = {row["partition"]: row for row in counted.collect()}
-        rows: list[dict[str, Any]] = []
-        for partition, end in sorted(ends.items()):
-            start = starts.get(partition, 0)
-            row = found.get(partition)
-            kept, refused, distinct = (row["kept"], row["quarantined"], row["distinct"]) if row else (0, 0, 0)
-            if not kept + refused == distinct == end - start:
-                raise ContractViolation(
-                    f"batch {batch}, partition {partition}: offsets {start} to {end} held {kept + refused} records, "
-                    f"{distinct} of them distinct, "
-                    f"instead of {end - start}; a compacted or transactional topic cannot be accounted for, use a plain one"
-                )
-            rows.append({
-                "topic": self.config.kafka.topic, "partition": partition, "start": start, "end": end, "kept": kept, "quarantined": refused,
-                "committed_at": datetime.now(UTC),
-            })  # fmt: skip
-        return rows, sum(row["claims"] for row in found.values())
+def _counts(judged: DataFrame) -> dict[int, Counts]:
+    """Count judged records by partition."""
+    is_event = F.col("reason").isNull()
+    counted = judged.groupBy("partition").agg(
+        F.count_if(is_event).alias("kept"),
+        F.count_if(~is_event).alias("quarantined"),
+        F.count_distinct("offset").alias("distinct"),
+        F.count_if(~is_event & claims.is_claim("raw")).alias("claims"),
+    )
+    return {
+        row["partition"]: Counts(**{name: row[name] for name in ("kept", "quarantined", "distinct", "claims")}) for row in counted.collect()
+    }
+
+
+def _at(records: DataFrame, places: Mapping[int, np.ndarray]) -> DataFrame:
+    """Return the records at these offsets by partition."""
+    columns = {
+        "partition": np.concatenate([np.full(len(found), partition, np.int32) for partition, found in places.items()]),
+        "offset": np.concatenate([np.asarray(found, np.int64) for found in places.values()]),
+    }
+    wanted = records.sparkSession.createDataFrame(pa.table(columns))
+    return records.join(F.broadcast(wanted), ["partition", "offset"], "left_semi")
 
 
 def prepare(config: SignalsConfig, home: Home, *, resume: bool, accept_gap: bool) -> offsets.Position:
