@@ -32,6 +32,9 @@ from signals.rewards import reward_version
 from signals.tables import DAY, TABLES
 
 LOG: Final = logging.getLogger(__name__)
+SESSIONS_A_PASS: Final = 20_000
+"""About a million events: what is held between the steps of a pass stays within the driver's memory, however much is recomputed at once.
+Ids that sort by time make the days of one pass few, so that hardly a row is written twice."""
 WRITTEN: Final = ("edits", "rewards", "samples", "turns")
 """Tables written by Spark; `turns` last, so that a turn that is seen has its reward and samples."""
 
@@ -139,36 +142,29 @@ def distil(
     Raises:
         ContractViolation: A turn has no outcome, or two; nothing is recorded as done then.
     """
-    conflicts = turns = 0
-    days: list[date] = []
+    turns = conflicts = 0
+    days: set[date] = set()
     norms = in_force(home, config.rewards)
-    if what.sessions:
-        names = pa.array(sorted(what.sessions), pa.string())
+    ordered = sorted(what.sessions)
+    for begin in range(0, len(ordered), SESSIONS_A_PASS):
+        names = pa.array(ordered[begin : begin + SESSIONS_A_PASS], pa.string())
         ids = spark.createDataFrame(pa.table({"session_id": names}))
         wanted = F.broadcast(transforms.with_bucket(ids, config.signals.buckets))
-        events = (
-            spark.read.format("delta")
-            .load(str(lake.path(home, "events")))
-            # Ids that sort by time lie in few files of a compacted day; the range lets Spark pass over the others.
-            .where((F.col("date") >= F.lit(what.since)) & F.col("session_id").between(names[0].as_py(), names[-1].as_py()))
-            .join(wanted, "session_id", "left_semi")
-        )
-        events = transforms.with_bucket(events, config.signals.buckets)
-        now_ms = int(now.timestamp() * 1000)
         found = transforms.distilled(
-            events,
+            _events(spark, home, what.since, wanted, names),
             config.rewards,
-            now_ms=now_ms,
+            now_ms=int(now.timestamp() * 1000),
             tombstoned=tombstoned,
             partitions=min(config.signals.buckets, config.spark.shuffle_partitions),
             norms=norms,
         )
-        days = sorted(_days(found.turns.select(DAY).union(found.edits.select(DAY))) | _days_before(home, ("turns", "edits"), names))
-        turns = _write(spark, home, found, wanted, days, after)
-        conflicts = _write_conflicts(spark, home, found.conflicts, wanted, names)
-        lake.replace_days(home, "ledger_counts", recount(home, days), days)
+        own = _days(found.turns.select(DAY).union(found.edits.select(DAY))) | _days_before(home, ("turns", "edits"), names)
+        turns += _write(spark, home, found, wanted, sorted(own), after)
+        conflicts += _write_conflicts(spark, home, found.conflicts, wanted, names)
+        lake.replace_days(home, "ledger_counts", recount(home, sorted(own)), sorted(own))
         after("ledger_counts")
-    outcomes = check_outcomes(home, days)
+        days |= own
+    outcomes = check_outcomes(home, sorted(days))
     lake.append(
         home,
         "distilled",
@@ -187,6 +183,14 @@ def distil(
     )
     after("distilled")
     return Summary(sessions=len(what.sessions), turns=turns, outcomes=outcomes, conflicts=conflicts)
+
+
+def _events(spark: SparkSession, home: Home, since: date, wanted: DataFrame, names: pa.Array) -> DataFrame:
+    """Return the events of some sessions, with the buckets that `wanted` names."""
+    events = spark.read.format("delta").load(str(lake.path(home, "events")))
+    # Ids that sort by time lie in few files of a compacted day; the range lets Spark pass over the others.
+    near = (F.col("date") >= F.lit(since)) & F.col("session_id").between(names[0].as_py(), names[-1].as_py())
+    return events.where(near).join(wanted, "session_id", "inner")
 
 
 def _days(frame: DataFrame) -> set[date]:

@@ -9,6 +9,7 @@ Leaves out: which sessions to compute, reading and writing (`distil.py`).
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
@@ -22,8 +23,13 @@ from signals.norm_columns import with_norms
 from signals.norms import NO_NORMS, Norms
 from signals.rewards import reward_version
 from signals.samples import COMPONENTS, Outcome
-from signals.tables import BUCKET, CONFLICTS, DAY, EDITS, REWARDS, SAMPLES_TABLE, TURNS, Table
+from signals.tables import BUCKET, CONFLICTS, DAY, EDITS, EVENTS, REWARDS, SAMPLES_TABLE, TURNS, Table
 from signals.turn_columns import MOMENT, SESSION, TURN, day, facts, instant, is_type, p, tool_calls
+
+PLACE: Final = ("topic", "partition", "offset")
+"""Names a record of Kafka."""
+UNREAD: Final = ("sketch", "explanation")
+"""Long texts of events that no rule reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +58,46 @@ def deduplicated(events: DataFrame) -> DataFrame:
     )
 
 
+def without_arrays(events: DataFrame) -> DataFrame:
+    """Leave the packed arrays behind, which are most of an event's bytes, and keep what is asked of them: `_with_ids`, `_fit`.
+
+    The arrays are read a second time where samples are made; carried along, they went through every shuffle, sort and checkpoint. Lengths
+    are told from the text: what is no base64 never becomes an event (`intake.py`).
+    """
+    sizes = {name: _packed_bytes(p(name)) for name in ARRAYS}
+    present = p(ARRAYS[0]).isNotNull() & p(ARRAYS[1]).isNotNull() & p(ARRAYS[2]).isNotNull()
+    whole = (sizes[ARRAYS[0]] % 4 == 0) & (sizes[ARRAYS[1]] % 4 == 0) & (sizes[ARRAYS[2]] % 4 == 0)
+    fields = [field.name for field in EVENTS.schema.field("payload").type if field.name not in (*ARRAYS, *UNREAD)]
+    return events.withColumns(
+        {
+            "_with_ids": present,
+            "_fit": present & F.coalesce(whole & (sizes["response_ids"] == sizes["behaviour_logprobs"]), F.lit(False)),
+            "payload": F.struct(*[p(name).alias(name) for name in fields]),
+        }
+    ).drop("client", "arrived_at", "original")
+
+
+def _packed_bytes(text: Column) -> Column:
+    """Return how many bytes a base64 text stands for; null where its length is none of base64."""
+    padding = F.when(F.endswith(text, F.lit("==")), 2).when(F.endswith(text, F.lit("=")), 1).otherwise(0)
+    return F.when(F.octet_length(text) % 4 == 0, F.octet_length(text) / 4 * 3 - padding)
+
+
 def completions(kept: DataFrame) -> DataFrame:
-    """Return one row a completion id, with its packed arrays and what its capture lacks."""
+    """Return one row a completion id, with what its capture lacks."""
     window = Window.partitionBy(*SESSION, "payload.completion_id").orderBy(*MOMENT)
     rows = kept.where(is_type("completion")).withColumn("_nth", F.row_number().over(window)).where("_nth = 1")
-    decoded = {name: F.octet_length(F.try_to_binary(p(name), F.lit("base64"))) for name in ARRAYS}
-    whole = [decoded[name] % 4 == 0 for name in ARRAYS]
-    fits = whole[0] & whole[1] & whole[2] & (decoded["response_ids"] == decoded["behaviour_logprobs"])
-    all_present = p(ARRAYS[0]).isNotNull() & p(ARRAYS[1]).isNotNull() & p(ARRAYS[2]).isNotNull()
     return (
-        rows.withColumn("without_ids", ~all_present)
-        .withColumn("broken", p("capture_error").isNotNull() | (all_present & ~F.coalesce(fits, F.lit(False))))
+        rows.withColumn("without_ids", ~F.col("_with_ids"))
+        .withColumn("broken", p("capture_error").isNotNull() | (F.col("_with_ids") & ~F.col("_fit")))
         .withColumn("truncated", F.coalesce(p("top_p") < 1, F.lit(False)) | (F.coalesce(p("top_k"), F.lit(0)) > 0))
     )
+
+
+def _arrays(events: DataFrame) -> DataFrame:
+    """Return the packed arrays of completions, decoded, by the place of their record."""
+    decoded = [F.try_to_binary(p(name), F.lit("base64")).alias(name) for name in ARRAYS]
+    return events.where(is_type("completion")).select(*PLACE, *decoded)
 
 
 def _as(frame: DataFrame, table: Table, **columns: Column) -> DataFrame:
@@ -72,7 +105,7 @@ def _as(frame: DataFrame, table: Table, **columns: Column) -> DataFrame:
     return frame.select(*[columns[name].alias(name) if name in columns else F.col(name) for name in table.schema.names])
 
 
-def _samples(done: DataFrame, turns: DataFrame, version: str) -> DataFrame:
+def _samples(done: DataFrame, turns: DataFrame, arrays: DataFrame, version: str) -> DataFrame:
     order = Window.partitionBy(*TURN).orderBy("payload.step", *MOMENT)
     calls = turns.select(
         *TURN,
@@ -91,14 +124,13 @@ def _samples(done: DataFrame, turns: DataFrame, version: str) -> DataFrame:
     )
     own = ("user_key", "origin", "consent")
     rows = done.where(F.col("turn_id").isNotNull()).withColumn("attempt", (F.row_number().over(order) - 1).cast("int")).drop(*own, DAY)
-    joined = rows.join(calls, [*TURN], "inner")
+    # The arrays' side is streamed past a hash table of the other, whose rows are short: sorting it would move every byte once more.
+    joined = arrays.join(rows.join(calls, [*TURN], "inner").hint("shuffle_hash"), [*PLACE], "inner")
     present = F.map_filter(F.map_from_arrays(F.lit(list(COMPONENTS)), F.array(*COMPONENTS)), lambda _, value: value.isNotNull())
-    binary = {name: F.try_to_binary(p(name), F.lit("base64")) for name in ARRAYS}
     same = ("completion_id", "tokenizer_sha", "template_sha", "temperature", "top_p", "finish_reason")
     return _as(
         joined,
         SAMPLES_TABLE,
-        **binary,
         **{name: p(name) for name in same},
         top_k=p("top_k").cast("int"),
         components=present,
@@ -129,7 +161,7 @@ def distilled(
     Each stage is materialised and its lineage cut (`localCheckpoint`): with lineage, Spark analyses the whole plan again at every step,
     which cost more than the computation (measured by stack samples on small batches).
     """
-    marked = deduplicated(events.repartition(partitions, BUCKET)).localCheckpoint()
+    marked = deduplicated(without_arrays(events).repartition(partitions, BUCKET)).localCheckpoint()
     kept = marked.where("_kept")
     done, calls = completions(kept), tool_calls(kept)
     turns = facts(kept, done, calls, config, now_ms).localCheckpoint()
@@ -145,7 +177,7 @@ def distilled(
         turns=_as(full, TURNS, **{name: instant(f"{name}_ms") for name in ("started_at", "acted_at", "closes_at")}, **zero),
         edits=_as(edits, EDITS),
         rewards=_as(full, REWARDS, maturity=maturity(), norms_version=F.lit(norms.version or None).cast("string")),
-        samples=_samples(sampled, full, version),
+        samples=_samples(sampled, full, _arrays(events), version),
         conflicts=_as(marked.where("_conflict"), CONFLICTS, **{DAY: day("occurred_at_ms")}),
     )
 
