@@ -383,7 +383,7 @@ def chunk(number: int, *, seed: int = 0, sessions: int = SESSIONS_A_CHUNK, mix: 
     placed: list[tuple[int, int, Record]] = []
     for index in range(sessions):
         begin = START_MS + number * CHUNK_MS + rng.randrange(CHUNK_MS)
-        for at, record in Session(f"b{seed}-{number}-{index}", rng, begin).whole():
+        for at, record in Session(f"b{seed}-{number:05d}-{index:04d}", rng, begin).whole():
             delayed = rng.random() < mix.delayed
             placed.append((at + (rng.randrange(1, CHUNK_MS) if delayed else 0), len(placed), record))
             if rng.random() < mix.duplicates:
