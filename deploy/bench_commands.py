@@ -11,6 +11,7 @@ app = App(name="bench", help="Measure speed and memory of a stage on this machin
 
 BENCHES: Final = (
     ("signals", "signals.bench_commands:app", "How fast one core turns events into rewards, against Spark's own limit."),
+    ("trainer", "trainer.bench_commands:app", "Trained tokens a second and peak memory of one step, beside TRL's and the bare limit."),
     ("fuzz", "signals.bench_commands:fuzz_app", "Send hostile records through the stream; each has to end in quarantine."),
 )
 """Name, where it lives, and its line in `tidegate bench --help`."""

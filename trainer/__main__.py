@@ -12,6 +12,7 @@ from pipelines.terminal import Common, progress, run, waiting
 from trainer.config import TrainerConfig
 
 app = App(name="trainer", help="One update: samples and the serving checkpoint become a candidate checkpoint.")
+app.command("trainer.bench_commands:plan_app", name="plan", help="How fast and how large an update of a model would be on so many GPUs.")
 
 
 def _table(result: dict[str, Any]) -> str:

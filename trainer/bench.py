@@ -1,7 +1,7 @@
 """`tidegate bench trainer`: trained tokens a second and peak memory of one step, ours beside TRL's and beside the bare limit.
 
 Every way works on the same rows with the same threads in a process of its own, one after the other, a warm-up dropped. The gradients
-of a few weights are compared in fp32 between our engine and the plain model, so that speed is never bought with another gradient.
+of a few weights are compared in fp32 with the plain model's, so that speed is never bought with another gradient.
 Takes: a plan. Gives: a dict with a block a histogram, goals, and the planner's predictions with their error. Leaves out: the ways
 themselves (`bench_worker.py`, `bench_trl.py`), words and pictures (`bench_report.py`).
 """
@@ -27,6 +27,7 @@ from trainer.packing import tokens_of
 GRID: Final = tuple(
     f"{layout}-{head}-{tokens}" for layout in ("padded", "packed") for head in ("plain", "fused") for tokens in ("all", "trained")
 )
+WAYS: Final = ("bare_single", "ours", "trl", "bare_packed")
 GOALS: Final = {"trained10": {"speed": 3.0, "memory": 0.33}, "trained60": {"speed": 2.0, "memory": 0.5}}
 """Against TRL: trained tokens a second at least so many times as many, peak memory at most that share."""
 BARE_GOAL: Final = {"ours": 0.90, "ours_reference": 0.70}
@@ -43,6 +44,8 @@ class Plan:
     histograms: tuple[str, ...]
     rows: int = 24
     repeats: int = 3
+    trl_repeats: int = 1
+    """TRL's step takes several times as long as ours; more of them show its spread."""
     threads: int = 2
     adapter: str = "full"
     dtype: str = "bf16"
@@ -52,12 +55,21 @@ class Plan:
     """Also {padded, packed} x {plain, fused} x {all, trained}."""
     ranks: bool = True
     """Also two ranks against one, a thread each."""
+    trl: bool = True
+    """Also TRL, where it is installed."""
+
+
+EXACT_ROWS: Final = 4
+"""Rows whose gradient is compared in fp32."""
+RANKS_EVERY: Final = 3
+"""One and two ranks with a thread each share out every third row: a ratio, and the same spread of lengths at a third of the time."""
 
 
 def _task(plan: Plan, way: str, histogram: str) -> Task:
     return Task(
         way=way, histogram=histogram, rows=plan.rows, checkpoint=str(plan.checkpoint), adapter=plan.adapter, dtype=plan.dtype,
-        threads=plan.threads, repeats=plan.repeats, max_tokens=plan.max_tokens, activation_checkpointing=plan.activation_checkpointing,
+        threads=plan.threads, repeats=plan.trl_repeats if way == "trl" else plan.repeats, max_tokens=plan.max_tokens,
+        activation_checkpointing=plan.activation_checkpointing, exact_rows=0 if way in GRID else EXACT_ROWS,
     )  # fmt: skip
 
 
@@ -82,16 +94,34 @@ def run_task(task: Task, folder: Path, *, ranks: int = 1) -> list[dict[str, Any]
     return [json.loads(result.read_bytes()) for result in results]
 
 
-def _figures(found: list[dict[str, Any]], trained: int, total: int) -> dict[str, Any]:
-    """Sum up the ranks of one way."""
-    seconds = [max(rank["seconds"][i] for rank in found) for i in range(len(found[0]["seconds"]))]
+def figures(found: list[dict[str, Any]], parts: tuple[str, ...], *, trained: int, total: int, threads: int) -> dict[str, Any]:
+    """Sum up the ranks of one way.
+
+    Args:
+        found: What each rank found.
+        parts: What belongs to a step.
+        trained: Trained tokens of a step.
+        total: All tokens of a step.
+        threads: Of each rank.
+
+    Returns:
+        `seconds` of each repeat (a step lasts as long as its slowest rank), tokens a second at their median, `spread` from the
+        slowest to the fastest repeat, `peak_bytes` over all ranks, and `cores`, the share of its threads' time that the machine gave.
+    """
+
+    def summed(what: str) -> list[list[float]]:
+        return [[sum(at) for at in zip(*(rank[what][part] for part in parts), strict=True)] for rank in found]
+
+    seconds = [max(at) for at in zip(*summed("seconds"), strict=True)]
     middle = statistics.median(seconds)
+    used = sum(sum(rank) for rank in summed("cpu_seconds"))
     return {
         "seconds": seconds,
         "trained_tok_s": trained / middle,
         "total_tok_s": total / middle,
         "spread": [trained / max(seconds), trained / min(seconds)],
         "peak_bytes": sum(rank["peak_bytes"] for rank in found),
+        "cores": used / (sum(seconds) * threads * len(found)),
     }
 
 
@@ -108,43 +138,46 @@ def gradient_gap(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -
     return worst, worst / max(abs(b) for _, b in pairs)
 
 
+def _rank_scaling(plan: Plan, histogram: str, folder: Path, *, advance: Callable[[int], None]) -> float:
+    """Return how many times as fast two ranks of one thread are as one, on every third row."""
+    task = replace(_task(plan, "ours", histogram), threads=1, every=RANKS_EVERY, exact_rows=0)
+    seconds: list[float] = []
+    for ranks in (1, 2):
+        found = run_task(task, folder, ranks=ranks) or []
+        seconds.append(figures(found, ("step",), trained=1, total=1, threads=1)["seconds"][0])
+        advance(1)
+    return seconds[0] / seconds[1]
+
+
 def measure(plan: Plan, histogram: str, folder: Path, *, vocabulary: int, advance: Callable[[int], None]) -> dict[str, Any]:
     """Measure all ways on one histogram."""
     rows = bench_rows.rows(histogram, number=plan.rows, vocabulary=vocabulary)
     trained, total = sum(len(row.trained) for row in rows), sum(map(tokens_of, rows))
-
-    def one(way: str, *, ranks: int = 1, **changes: Any) -> list[dict[str, Any]] | None:
-        found = run_task(replace(_task(plan, way, histogram), **changes), folder, ranks=ranks)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for way in (*WAYS, *(GRID if plan.grid else ())):
+        if (way != "trl" or plan.trl) and (ranks := run_task(_task(plan, way, histogram), folder)) is not None:
+            found[way] = ranks
         advance(1)
-        return found
-
-    ways: dict[str, list[dict[str, Any]]] = {}
-    for way in ("bare_single", "ours", "trl", "bare_packed", "ours_reference", *(GRID if plan.grid else ())):
-        if (found := one(way)) is not None:
-            ways[way] = found
-    figures = {way: _figures(found, trained, total) for way, found in ways.items()}
-    exact = {way: one(way, dtype="fp32", repeats=0, shortest=6) for way in ("ours", "bare_single")}
-    parity = gradient_gap(*(found[0]["gradients"] for found in exact.values() if found))
-    bare = max(("bare_single", "bare_packed"), key=lambda way: figures[way]["trained_tok_s"])
-    scaling = None
-    if plan.ranks:
-        one_rank, two_ranks = ((_figures(one("ours", ranks=n, threads=1) or [], trained, total)) for n in (1, 2))
-        scaling = two_ranks["trained_tok_s"] / one_rank["trained_tok_s"]
-    trl = figures.get("trl")
+    parts = {way: (way, ("step",)) for way in found} | {"ours_reference": ("ours", ("step", "reference"))}
+    ways = {
+        name: figures(found[way], what, trained=trained, total=total, threads=plan.threads) for name, (way, what) in parts.items()
+    }  # fmt: skip
+    bare = max(("bare_single", "bare_packed"), key=lambda way: ways[way]["trained_tok_s"])
+    exact = {way: gradient_gap(ranks[0]["exact"], found["bare_single"][0]["exact"]) for way, ranks in found.items() if ranks[0]["exact"]}
+    rough = {way: gradient_gap(ranks[0]["gradients"], found["bare_single"][0]["gradients"])[1] for way, ranks in found.items()}
+    trl = ways.get("trl", {"trained_tok_s": None, "peak_bytes": None})
     return {
         "rows": plan.rows, "tokens": total, "trained_tokens": trained,
-        "trained_tok_s": {
-            "ours": figures["ours"]["trained_tok_s"], "trl": trl and trl["trained_tok_s"], "bare": figures[bare]["trained_tok_s"],
-        },
-        "peak_bytes": {"ours": figures["ours"]["peak_bytes"], "trl": trl and trl["peak_bytes"]},
+        "trained_tok_s": {"ours": ways["ours"]["trained_tok_s"], "trl": trl["trained_tok_s"], "bare": ways[bare]["trained_tok_s"]},
+        "peak_bytes": {"ours": ways["ours"]["peak_bytes"], "trl": trl["peak_bytes"]},
         "packing_efficiency": bench_rows.packing_efficiency(rows, max_tokens=plan.max_tokens, ranks=2),
-        "rank_scaling": scaling,
-        "gradient_parity_max_abs": parity[0], "gradient_parity_relative": parity[1],
+        "rank_scaling": _rank_scaling(plan, histogram, folder, advance=advance) if plan.ranks else None,
+        "gradient_parity_max_abs": exact["ours"][0],
+        "gradient_parity_relative": {way: gap[1] for way, gap in exact.items() if way != "bare_single"},
+        "gradient_apart": {way: gap for way, gap in rough.items() if way != "bare_single"},
         "bare_way": bare,
-        "share_of_bare": {way: figures[way]["trained_tok_s"] / figures[bare]["trained_tok_s"] for way in BARE_GOAL},
-        "gradient_apart_bf16": {way: gradient_gap(found[0]["gradients"], ways["bare_single"][0]["gradients"])[1]
-                                for way, found in ways.items() if found[0]["gradients"] and way != "bare_single"},
-        "ways": figures,
+        "share_of_bare": {way: ways[way]["trained_tok_s"] / ways[bare]["trained_tok_s"] for way in BARE_GOAL},
+        "ways": ways,
     }  # fmt: skip
 
 
@@ -193,7 +226,7 @@ def predictions(plan: Plan, shape: planner.Shape, blocks: dict[str, dict[str, An
     return made
 
 
-PROCESS_BYTES: Final = 0.75e9
+PROCESS_BYTES: Final = 0.95e9
 """Resident memory of a rank before its model: torch, DeepSpeed and transformers, measured."""
 
 
@@ -207,7 +240,7 @@ def run(plan: Plan, folder: Path) -> dict[str, Any]:
 
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((plan.checkpoint / "config.json").read_bytes())
-    ways = 5 + 2 + (len(GRID) if plan.grid else 0) + (2 if plan.ranks else 0)
+    ways = len(WAYS) + (len(GRID) if plan.grid else 0) + (2 if plan.ranks else 0)
     blocks: dict[str, dict[str, Any]] = {}
     with progress("bench trainer", total=ways * len(plan.histograms)) as advance:
         for histogram in plan.histograms:

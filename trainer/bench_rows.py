@@ -5,6 +5,7 @@ histograms share the lengths: `trained10`, where one token in ten was sampled by
 `trained60`. Leaves out: measuring.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +24,7 @@ class Task:
     """What to measure."""
 
     way: str
-    """ours, ours_reference, bare_single, bare_packed, or a point of the grid: PADDED-HEAD-TOKENS."""
+    """ours, trl, bare_single, bare_packed, or a point of the grid: LAYOUT-HEAD-TOKENS."""
     histogram: str
     rows: int
     checkpoint: str
@@ -33,8 +34,12 @@ class Task:
     repeats: int
     max_tokens: int
     activation_checkpointing: bool
+    every: int = 1
+    """Only each n-th row from the shortest to the longest: the same spread of lengths at less time."""
     shortest: int = 0
     """Only this many rows, the shortest; 0: all."""
+    exact_rows: int = 0
+    """After the measurement, in fp32, the gradient of so many of the shortest rows; 0: none."""
 
 
 def lengths(number: int) -> list[int]:
@@ -64,6 +69,12 @@ def rows(histogram: str, *, number: int, vocabulary: int) -> list[PackedRow]:
 def advantages(number: int) -> list[float]:
     """Return fixed advantages of both signs, one a row."""
     return np.random.default_rng(2).uniform(-1, 1, number).tolist()
+
+
+def chosen(lengths_of_rows: Sequence[int], task: Task) -> list[int]:
+    """Return the rows that a task works on, by index, in their own order."""
+    by_length = sorted(range(len(lengths_of_rows)), key=lambda i: (lengths_of_rows[i], i))[:: task.every]
+    return sorted(by_length[: task.shortest] if task.shortest else by_length)
 
 
 def packing_efficiency(packed: list[PackedRow], *, max_tokens: int, ranks: int) -> float:

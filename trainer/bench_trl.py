@@ -1,11 +1,13 @@
 """TRL's GRPO step on the rows of `tidegate bench trainer`: `python -m trainer.bench_trl TASK.json`.
 
 TRL is looked for, never required: `uv pip install --target DIR trl datasets`, then `PYTHONPATH=DIR tidegate bench trainer`. Its
-trainer is built at its defaults (GRPOConfig, batches of eight) but for the model, the rows, threads and activation checkpointing,
-which are those of every other way; its own `_compute_loss` and the backward pass are timed, and one optimizer step. Generation is
-left out, as it is everywhere here.
+trainer is built at its defaults (GRPOConfig, batches of eight, fp32 weights under bf16 autocast) but for the model, the rows, threads
+and activation checkpointing, which are those of every other way; its own `_compute_loss` and the backward pass are timed, and one
+optimizer step. Generation is left out, as it is everywhere here, and so is its forward pass for log-probabilities of the sampling
+policy, which its defaults do not need either.
 """
 
+import contextlib
 import json
 import sys
 from dataclasses import replace
@@ -17,7 +19,7 @@ import torch
 
 from pipelines.storage import write_atomic
 from trainer.bench_rows import Task
-from trainer.bench_worker import PADDED_ROWS, measured, peak_bytes, probe_gradients, task_rows
+from trainer.bench_worker import PADDED_ROWS, WARM_UP_ROWS, Stopwatch, exact_task, fix_adapters, peak_bytes, probe_gradients, task_rows
 from trainer.config import UpdateConfig
 from trainer.packing import PackedRow
 
@@ -29,7 +31,7 @@ def grpo_trainer(task: Task, folder: Path) -> Any:
 
     config = GRPOConfig(
         output_dir=str(folder), use_cpu=True, bf16=task.dtype == "bf16", report_to=[], per_device_train_batch_size=PADDED_ROWS,
-        gradient_checkpointing=task.activation_checkpointing, learning_rate=1e-8, max_completion_length=bound(task),
+        gradient_checkpointing=task.activation_checkpointing, learning_rate=0.0, max_completion_length=bound(task),
     )  # fmt: skip
     peft: Any = None
     if task.adapter == "lora":
@@ -39,10 +41,13 @@ def grpo_trainer(task: Task, folder: Path) -> Any:
         peft = LoraConfig(
             task_type="CAUSAL_LM", r=defaults.lora_rank, lora_alpha=int(defaults.lora_alpha), target_modules=list(defaults.lora_targets)
         )
-    return GRPOTrainer(
+    made = GRPOTrainer(
         model=task.checkpoint, reward_funcs=lambda completions, **_: [0.0] * len(completions), args=config,
         train_dataset=Dataset.from_dict({"prompt": ["x"] * PADDED_ROWS}), peft_config=peft,
     )  # fmt: skip
+    fix_adapters(made.model)
+    made.create_optimizer()
+    return made
 
 
 def bound(task: Task) -> int:
@@ -74,31 +79,39 @@ def batches(packed: list[PackedRow], weights: list[float], total: int) -> list[d
     return made
 
 
+def gradients_of(trainer: Any, task: Task, *, first: int | None = None, autocast: bool = True) -> dict[str, list[float]]:
+    """Go forward and backward over the task's rows, or the first few, as TRL does; returns the probes' gradients."""
+    packed, weights = task_rows(task, trainer.model.config.vocab_size)
+    inputs = batches(packed[:first], weights[:first], sum(len(row.trained) for row in packed))
+    trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = len(inputs)
+    for batch in inputs:
+        with trainer.compute_loss_context_manager() if autocast else contextlib.nullcontext():
+            loss = trainer._compute_loss(trainer.model, batch)  # its own step, without its generation
+        trainer.accelerator.backward(loss)
+    return probe_gradients((name, parameter.grad) for name, parameter in trainer.model.named_parameters())
+
+
 def main() -> int:
     """Measure TRL on the task named on the command line."""
     path = Path(sys.argv[1])
     task = Task(**json.loads(path.read_bytes()))
     torch.set_num_threads(task.threads)
     trainer = grpo_trainer(task, path.with_suffix(".trl"))
-    model = trainer.model.train()
-    packed, weights = task_rows(task, model.config.vocab_size)
-    inputs = batches(packed, weights, sum(len(row.trained) for row in packed))
-    trainer.create_optimizer()
-    trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = len(inputs)
-    gradients: dict[str, list[float]] = {}
+    trainer.model.train()
 
-    def step() -> None:
-        for batch in inputs:
-            with trainer.compute_loss_context_manager():
-                loss = trainer._compute_loss(model, batch)  # its own step, without its generation
-            trainer.accelerator.backward(loss)
-        if not gradients:
-            gradients.update(probe_gradients((name, parameter.grad) for name, parameter in model.named_parameters()))
+    def step(*, first: int | None = None) -> dict[str, list[float]]:
+        found = gradients_of(trainer, task, first=first)
         trainer.optimizer.step()
         trainer.optimizer.zero_grad()
+        return found
 
-    seconds = measured(step, repeats=task.repeats)
-    found = {"rank": 0, "world": 1, "seconds": seconds, "peak_bytes": peak_bytes(), "gradients": gradients}
+    step(first=WARM_UP_ROWS)
+    watch, gradients = Stopwatch(), {}
+    for _ in range(task.repeats):
+        gradients = watch.time("step", step)
+    peak = peak_bytes()
+    exact = gradients_of(trainer, exact_task(task), autocast=False) if task.exact_rows else {}
+    found = watch.found(gradients, exact, peak=peak) | {"rank": 0}
     write_atomic(path.with_name(f"{path.stem}-result-0.json"), json.dumps(found).encode())
     return 0
 

@@ -3,7 +3,8 @@
 A task names a way to do the same work: one optimizer step over the same rows with the same loss. `ours` is the engine that updates
 run on; `bare` is what no trainer can beat, forward and backward of the plain model with the head on trained tokens and no
 reinforcement at all; the grid switches packing, the fused head and trained-only one by one. Writes seconds of each repeat, peak
-memory and the gradient of a few weights, so that a figure of speed never stands without the proof that the same thing was computed.
+memory and the gradient of a few weights, so that a figure of speed never stands without the proof that the same thing was computed:
+once more in fp32, on a few short rows, because bf16 rounds differently wherever a sum is cut differently.
 """
 
 import json
@@ -11,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,22 +28,25 @@ from trainer.dataset import TrainingRow
 from trainer.head import token_scores
 from trainer.losses import LossSettings
 from trainer.model import DTYPES, Policy, add_lora, load, tensors
-from trainer.packing import PackedRow, pack, plan_rows
+from trainer.packing import PackedRow, pack, plan_rows, tokens_of
 
 PADDED_ROWS: Final = 8
 """Rows of one padded micro-batch: TRL's own default."""
-PROBES: Final = ("layers.0.input_layernorm.weight", "model.norm.weight", "layers.0.self_attn.q_proj.lora_B.default.weight")
+PROBES: Final = (
+    "layers.0.input_layernorm.weight", "model.norm.weight",
+    "layers.0.self_attn.q_proj.lora_B.default.weight", "layers.1.mlp.down_proj.lora_B.default.weight",
+)  # fmt: skip
 """Weights whose gradient is compared, where they are trained: the far end and the near end of the backward pass."""
+WARM_UP_ROWS: Final = 3
+"""Rows of the step before the first that counts: enough to fill caches, allocate the optimizer's state and load what is lazy."""
 
 
 def task_rows(task: Task, vocabulary: int) -> tuple[list[PackedRow], list[float]]:
     """Return the task's rows and their advantages."""
     made = bench_rows.rows(task.histogram, number=task.rows, vocabulary=vocabulary)
     weights = bench_rows.advantages(task.rows)
-    if task.shortest:
-        kept = sorted(range(len(made)), key=lambda i: len(made[i].prompt_ids) + len(made[i].response_ids))[: task.shortest]
-        made, weights = [made[i] for i in kept], [weights[i] for i in kept]
-    return made, weights
+    kept = bench_rows.chosen([tokens_of(row) for row in made], task)
+    return [made[i] for i in kept], [weights[i] for i in kept]
 
 
 def language_model(task: Task) -> Any:
@@ -49,9 +54,18 @@ def language_model(task: Task) -> Any:
     model = load(Path(task.checkpoint), dtype=task.dtype)
     if task.adapter == "lora":
         model = add_lora(model, UpdateConfig())
+        fix_adapters(model)
     if task.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()
+
+
+def fix_adapters(model: Any) -> None:
+    """Give every way the same adapters: gradients of B depend on A, which each library draws for itself."""
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in model.named_parameters():
+        if "lora_A" in name:
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
 
 
 def peak_bytes() -> int:
@@ -60,15 +74,26 @@ def peak_bytes() -> int:
     return int(text.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def measured(step: Callable[[], None], *, repeats: int) -> list[float]:
-    """Run a step once without looking, then `repeats` times; returns seconds of each."""
-    seconds: list[float] = []
-    for number in range(repeats + 1):
-        begun = time.perf_counter()
-        step()
-        if number:
-            seconds.append(time.perf_counter() - begun)
-    return seconds
+class Stopwatch:
+    """Seconds, and seconds of this process's processors, of each repeat of each part."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+        self.cpu_seconds: dict[str, list[float]] = {}
+
+    def time(self, part: str, work: Callable[[], Any]) -> Any:
+        """Do something and note how long it took."""
+        begun, used = time.perf_counter(), time.process_time()
+        made = work()
+        self.seconds.setdefault(part, []).append(time.perf_counter() - begun)
+        self.cpu_seconds.setdefault(part, []).append(time.process_time() - used)
+        return made
+
+    def found(self, gradients: dict[str, list[float]], exact: dict[str, list[float]], *, peak: int) -> dict[str, Any]:
+        """Return what goes into the result."""
+        return {
+            "seconds": self.seconds, "cpu_seconds": self.cpu_seconds, "peak_bytes": peak, "gradients": gradients, "exact": exact,
+        }  # fmt: skip
 
 
 def probe_gradients(named: Iterator[tuple[str, Tensor | None]]) -> dict[str, list[float]]:
@@ -84,36 +109,57 @@ def probe_gradients(named: Iterator[tuple[str, Tensor | None]]) -> dict[str, lis
 # ours -----------------------------------------------------------------------------------------------------------------------
 
 
-def ours(task: Task) -> dict[str, Any]:
-    """Measure the engine that updates run on, on however many ranks torchrun started."""
-    from deepspeed.utils import safe_get_full_grad
+def engine_of(task: Task) -> tuple[Any, list[TrainingRow], list[np.ndarray]]:
+    """Return a trainer, its rows as if its own policy had sampled them, and their log-probabilities."""
+    from trainer.engine import Trainer
 
-    from trainer.engine import Trainer, connect
-
-    rank, world = connect(timeout_s=600)
     model = language_model(task)
-    config = deepspeed_config.build(zero_stage=1, dtype=task.dtype, lr=1e-8, weight_decay=0.0, grad_clip=1e9)
+    config = deepspeed_config.build(zero_stage=1, dtype=task.dtype, lr=0.0, weight_decay=0.0, grad_clip=1e9)
     packed, weights = task_rows(task, model.config.vocab_size)
     trainer = Trainer(Policy(model), loss="decoupled_ppo", settings=LossSettings(), deepspeed=config, max_tokens=task.max_tokens)
+    unscored = [
+        TrainingRow(row_id=str(i), packed=row, mu=np.zeros(len(row.trained), np.float32), advantage=weights[i], omega=1.0,
+                    same_version=True)
+        for i, row in enumerate(packed)
+    ]  # fmt: skip
+    logged = trainer.score_all(unscored, range(len(packed)))
+    return trainer, [replace(row, mu=logged[i]) for i, row in enumerate(unscored)], [logged[i] for i in range(len(packed))]
 
-    def training_row(i: int, mu: np.ndarray) -> TrainingRow:
-        return TrainingRow(row_id=str(i), packed=packed[i], mu=mu, advantage=weights[i], omega=1.0, same_version=True)
 
-    unscored = [training_row(i, np.zeros(len(row.trained), np.float32)) for i, row in enumerate(packed)]
-    chosen = range(len(packed))
-    logged = trainer.score_all(unscored, chosen)
-    rows = [training_row(i, logged[i]) for i in chosen]
+def engine_gradients(trainer: Any, rows: list[TrainingRow], logged: list[np.ndarray]) -> dict[str, list[float]]:
+    """Return the probes' gradients over all rows; no step is taken: any KL is over a budget below zero."""
+    from deepspeed.utils import safe_get_full_grad
 
-    def step() -> None:
-        ref = trainer.score_all(rows, chosen) if task.way == "ours_reference" else logged
-        trainer.step(rows, chosen, ref=[ref[i] for i in chosen], prox=None, kl_budget=None)
-
-    seconds = measured(step, repeats=task.repeats)
-    peak = peak_bytes()
-    trainer.step(rows, chosen, ref=[logged[i] for i in chosen], prox=None, kl_budget=-1.0)  # over any budget: the gradient stays
+    trainer.step(rows, range(len(rows)), ref=logged, prox=None, kl_budget=-1.0)
     named = trainer.engine.module.named_parameters()
-    gradients = probe_gradients((name, safe_get_full_grad(p)) for name, p in named if p.requires_grad and name.endswith(PROBES))
-    return {"rank": rank, "world": world, "seconds": seconds, "peak_bytes": peak, "gradients": gradients}
+    return probe_gradients((name, safe_get_full_grad(p)) for name, p in named if p.requires_grad and name.endswith(PROBES))
+
+
+def ours(task: Task) -> dict[str, Any]:
+    """Measure the engine that updates run on, on however many ranks torchrun started: a step, and a scoring pass for a reference."""
+    from trainer.engine import connect
+
+    rank, _ = connect(timeout_s=600)
+    torch.set_num_threads(task.threads)
+    trainer, rows, logged = engine_of(task)
+    everything, watch = range(len(rows)), Stopwatch()
+    trainer.step(rows, everything[:WARM_UP_ROWS], ref=logged, prox=None, kl_budget=None)
+    for _ in range(task.repeats):
+        watch.time("step", lambda: trainer.step(rows, everything, ref=logged, prox=None, kl_budget=None))
+        if task.exact_rows:
+            watch.time("reference", lambda: trainer.score_all(rows, everything))
+    peak = peak_bytes()
+    gradients = exact = {}
+    if task.exact_rows:
+        gradients = engine_gradients(trainer, rows, logged)
+        del trainer
+        exact = engine_gradients(*engine_of(exact_task(task)))
+    return watch.found(gradients, exact, peak=peak) | {"rank": rank}
+
+
+def exact_task(task: Task) -> Task:
+    """Return the task in fp32 on its shortest rows."""
+    return replace(task, dtype="fp32", shortest=task.exact_rows)
 
 
 # the limit, and the grid ------------------------------------------------------------------------------------------------------
@@ -189,30 +235,44 @@ def _hidden(causal: Any, packed: list[PackedRow], chosen: list[int], *, layout: 
     return hidden, ids, positions, owners, flags
 
 
-def plain(task: Task) -> dict[str, Any]:
-    """Measure forward and backward without an engine."""
+def losses(task: Task, model: Any, packed: list[PackedRow], weights: Tensor) -> Iterator[Tensor]:
+    """Yield the losses of the task's way over these rows; they sum to that of the whole batch."""
+    total = sum(len(row.trained) for row in packed)
+    if task.way == "bare_single":
+        return single(model, packed, weights, total)
+    way = "packed-plain-trained" if task.way == "bare_packed" else task.way
+    return in_rows_of_batches(model, packed, weights, total, way=way, max_tokens=task.max_tokens)
+
+
+def plain_model(task: Task) -> tuple[Any, list[PackedRow], Tensor]:
+    """Return a model without an engine, the rows and their advantages."""
     model = language_model(task)
     packed, advantage = task_rows(task, model.config.vocab_size)
-    weights = torch.tensor(advantage)
-    total = sum(len(row.trained) for row in packed)
     if task.way == "bare_single" or task.way.startswith("padded"):
         model.set_attn_implementation("sdpa")
-    way = "packed-plain-trained" if task.way == "bare_packed" else task.way
+    return model, packed, torch.tensor(advantage)
 
-    def step() -> None:
-        for parameter in model.parameters():
-            parameter.grad = None
-        losses = (
-            single(model, packed, weights, total)
-            if way == "bare_single"
-            else in_rows_of_batches(model, packed, weights, total, way=way, max_tokens=task.max_tokens)
-        )
-        for loss in losses:
-            loss.backward()
 
-    seconds = measured(step, repeats=task.repeats)
-    named = ((name, parameter.grad) for name, parameter in model.named_parameters())
-    return {"rank": 0, "world": 1, "seconds": seconds, "peak_bytes": peak_bytes(), "gradients": probe_gradients(named)}
+def plain_gradients(task: Task, model: Any, packed: list[PackedRow], weights: Tensor) -> dict[str, list[float]]:
+    """Go forward and backward over the rows; returns the probes' gradients."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    for loss in losses(task, model, packed, weights):
+        loss.backward()
+    return probe_gradients((name, parameter.grad) for name, parameter in model.named_parameters())
+
+
+def plain(task: Task) -> dict[str, Any]:
+    """Measure forward and backward without an engine."""
+    parts = plain_model(task)
+    plain_gradients(task, parts[0], parts[1][:WARM_UP_ROWS], parts[2])
+    watch = Stopwatch()
+    gradients: dict[str, list[float]] = {}
+    for _ in range(task.repeats):
+        gradients = watch.time("step", lambda: plain_gradients(task, *parts))
+    peak = peak_bytes()
+    exact = exact_task(task)
+    return watch.found(gradients, plain_gradients(exact, *plain_model(exact)) if task.exact_rows else {}, peak=peak) | {"rank": 0}
 
 
 def main() -> int:

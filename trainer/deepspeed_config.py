@@ -53,7 +53,8 @@ def build(*, zero_stage: int, dtype: str, lr: float, weight_decay: float, grad_c
         "gradient_clipping": grad_clip,
         "optimizer": {
             "type": "AdamW",
-            "params": {"lr": lr, "betas": [0.9, 0.99], "eps": 1e-8, "weight_decay": weight_decay, "torch_adam": True},
+            # fused: one pass over the weights; the plain one makes two temporary copies of all of them, which were the peak of a step
+            "params": {"lr": lr, "betas": [0.9, 0.99], "eps": 1e-8, "weight_decay": weight_decay, "torch_adam": True, "fused": True},
         },
         "zero_optimization": {
             "stage": zero_stage,

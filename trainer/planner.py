@@ -13,11 +13,19 @@ ZeRO hides where nodes have fast links, and loading.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from pipelines.errors import ConfigError
 
 PEAK_FLOP_PER_S: Final = {"a100": 312e12, "h100": 989e12, "h200": 989e12, "b200": 2250e12, "l40s": 362e12}
 """Dense bf16 peak of one GPU, from its maker's data sheet."""
+GPU_BYTES: Final = {"a100": 80e9, "h100": 80e9, "h200": 141e9, "b200": 180e9, "l40s": 48e9}
+"""Memory of one GPU, from the same."""
+GPU_BASE_BYTES: Final = 2e9
+"""What CUDA, its libraries and their workspaces take of a GPU before a model. Starting guess."""
+USABLE: Final = 0.92
+"""Share of a GPU's memory that can be planned with: the rest is lost between blocks. Starting guess."""
 MFU: Final = 0.35
 """Share of the peak that packed training reaches on GPUs. Starting guess: 0.3 to 0.45 is what public trainers report."""
 HEAD_BYTES: Final = 2 * 4 * (1 << 24) + 2 * (1 << 24)
@@ -63,6 +71,22 @@ class Setup:
     activation_checkpointing: bool = False
     reference_pass: bool = False
     """Whether rows need a forward pass for their reference."""
+
+
+def _known(width: int, layers: int, inner: int, heads: int, key_value_heads: int, vocabulary: int, *, tied: bool = False) -> Shape:
+    head = 128
+    return Shape(
+        width=width, layers=layers, inner=inner, attention=heads * head, key_value=key_value_heads * head, vocabulary=vocabulary, tied=tied
+    )  # fmt: skip
+
+
+SHAPES: Final = {
+    "qwen2.5-coder-7b": _known(3584, 28, 18944, 28, 4, 152064),
+    "llama-3.1-8b": _known(4096, 32, 14336, 32, 8, 128256),
+    "qwen2.5-coder-32b": _known(5120, 64, 27648, 40, 8, 152064),
+    "llama-3.3-70b": _known(8192, 80, 28672, 64, 8, 128256),
+}
+"""Shapes as their public config.json files state them; any other model: give its config.json."""
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:
@@ -138,3 +162,48 @@ def predicted(
         "total_tok_s": sum(segments) / seconds,
         "rank_bytes": rank_bytes(shape, setup, base_bytes=base_bytes),
     }
+
+
+def table(
+    name: str, shape: Shape, *, setup: Setup, gpu: str, gpus: int, row_tokens: int, trained_share: float, rows: int, passes: int, mfu: float
+) -> dict[str, Any]:
+    """Predict an update for each ZeRO stage.
+
+    Args:
+        name: Of the model, for people.
+        shape: The model.
+        setup: All but the stage.
+        gpu: Key of `PEAK_FLOP_PER_S`.
+        gpus: How many.
+        row_tokens: Of an average row.
+        trained_share: Share of them that is trained, in (0, 1].
+        rows: Rows of the update.
+        passes: How often each is visited.
+        mfu: Share of the peak that is reached, in (0, 1].
+
+    Raises:
+        ConfigError: There is no such GPU, or a number makes no sense.
+    """
+    if gpu not in PEAK_FLOP_PER_S:
+        raise ConfigError(f"--gpu {gpu!r} is not one of {', '.join(PEAK_FLOP_PER_S)}")
+    if not (0 < mfu <= 1 and 0 < trained_share <= 1 and min(gpus, row_tokens, rows, passes, setup.micro_batch_tokens) >= 1):
+        raise ConfigError("a plan needs 0 < mfu <= 1, 0 < trained share <= 1, and at least one GPU, row, pass and token")
+    trained = max(1, round(trained_share * row_tokens))
+    stages: list[dict[str, Any]] = []
+    for stage in range(4):
+        one = predicted(
+            shape, replace(setup, zero_stage=stage), segments=[row_tokens], trained=trained,
+            flop_per_s=mfu * PEAK_FLOP_PER_S[gpu], base_bytes=GPU_BASE_BYTES,
+        )  # fmt: skip
+        stages.append(
+            {
+                "zero_stage": stage, "trained_tok_s": one["trained_tok_s"], "total_tok_s": one["total_tok_s"],
+                "bytes_per_gpu": one["rank_bytes"], "fits": one["rank_bytes"] <= USABLE * GPU_BYTES[gpu],
+                "hours": one["seconds"] * rows * passes / 3600,
+            }
+        )  # fmt: skip
+    return {
+        "model": name, "parameters": shape.parameters, "gpu": gpu, "gpus": gpus, "gpu_gb": GPU_BYTES[gpu] / 1e9, "mfu": mfu,
+        "adapter": setup.adapter, "micro_batch_tokens": setup.micro_batch_tokens,
+        "activation_checkpointing": setup.activation_checkpointing, "rows": rows, "passes": passes, "stages": stages,
+    }  # fmt: skip
