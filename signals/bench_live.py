@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +21,7 @@ from pipelines.errors import StageError, TransientError
 from pipelines.events import EVENT, Event, new_id, pack_ids, pack_logprobs
 from pipelines.storage import Home
 from signals import lake
+from signals.bench_meter import Meter
 from signals.bench_topics import KAFKA_PARTITIONS
 from signals.config import SignalsConfig
 
@@ -45,6 +45,8 @@ class Live:
     sent: int = 0
     unseen: int = 0
     """Sessions whose reward did not come while it was waited for."""
+    peak_rss_bytes: int = 0
+    """Of the job's process, its JVM and its workers."""
 
 
 def session_events(name: str, now_ms: int) -> list[Event]:
@@ -93,7 +95,7 @@ def _finished(home: Home) -> set[str]:
     return set(rewards.filter(rewards["reward"].is_valid())["session_id"].to_pylist())
 
 
-def measure(config: SignalsConfig, home: Home, *, servers: str, trigger_s: float, live_s: float, started: Callable[[int], None]) -> Live:
+def measure(config: SignalsConfig, home: Home, *, servers: str, trigger_s: float, live_s: float) -> Live:
     """Run the continuous job over live sessions.
 
     Args:
@@ -102,7 +104,6 @@ def measure(config: SignalsConfig, home: Home, *, servers: str, trigger_s: float
         servers: The brokers to use.
         trigger_s: How often the job appends, and how often it distils, seconds.
         live_s: How long sessions are counted, after the first reward was seen.
-        started: Told the job's process id.
 
     Raises:
         TransientError: The job ended, or no reward came within minutes.
@@ -119,9 +120,10 @@ def measure(config: SignalsConfig, home: Home, *, servers: str, trigger_s: float
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         job = subprocess.Popen(_command(own, home), stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
     try:
-        started(job.pid)
-        with kafka.Producer(own, home) as producer:
-            return _watch(producer, home, job, log, trigger_s=trigger_s, live_s=live_s)
+        with Meter(job.pid) as meter, kafka.Producer(own, home) as producer:
+            live = _watch(producer, home, job, log, trigger_s=trigger_s, live_s=live_s)
+        live.peak_rss_bytes = meter.peak
+        return live
     finally:
         job.terminate()
         try:
