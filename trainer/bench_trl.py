@@ -7,7 +7,6 @@ optimizer step. Generation is left out, as it is everywhere here, and so is its 
 policy, which its defaults do not need either.
 """
 
-import contextlib
 import json
 import sys
 from dataclasses import replace
@@ -79,16 +78,24 @@ def batches(packed: list[PackedRow], weights: list[float], total: int) -> list[d
     return made
 
 
-def gradients_of(trainer: Any, task: Task, *, first: int | None = None, autocast: bool = True) -> dict[str, list[float]]:
+def gradients_of(trainer: Any, task: Task, *, first: int | None = None) -> dict[str, list[float]]:
     """Go forward and backward over the task's rows, or the first few, as TRL does; returns the probes' gradients."""
     packed, weights = task_rows(task, trainer.model.config.vocab_size)
     inputs = batches(packed[:first], weights[:first], sum(len(row.trained) for row in packed))
     trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = len(inputs)
     for batch in inputs:
-        with trainer.compute_loss_context_manager() if autocast else contextlib.nullcontext():
+        with trainer.compute_loss_context_manager():
             loss = trainer._compute_loss(trainer.model, batch)  # its own step, without its generation
         trainer.accelerator.backward(loss)
     return probe_gradients((name, parameter.grad) for name, parameter in trainer.model.named_parameters())
+
+
+def exact_gradients(trainer: Any, task: Task) -> dict[str, list[float]]:
+    """Return the probes' gradients on a few rows in fp32: its weights are fp32, and the autocast around its forward pass goes off."""
+    from accelerate.utils import AutocastKwargs
+
+    trainer.accelerator.autocast_handler = AutocastKwargs(enabled=False)
+    return gradients_of(trainer, exact_task(task))
 
 
 def main() -> int:
@@ -106,11 +113,12 @@ def main() -> int:
         return found
 
     step(first=WARM_UP_ROWS)
-    watch, gradients = Stopwatch(), {}
+    watch = Stopwatch()
+    gradients: dict[str, list[float]] = {}
     for _ in range(task.repeats):
         gradients = watch.time("step", step)
     peak = peak_bytes()
-    exact = gradients_of(trainer, exact_task(task), autocast=False) if task.exact_rows else {}
+    exact = exact_gradients(trainer, task) if task.exact_rows else {}
     found = watch.found(gradients, exact, peak=peak) | {"rank": 0}
     write_atomic(path.with_name(f"{path.stem}-result-0.json"), json.dumps(found).encode())
     return 0

@@ -25,6 +25,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 
 from trainer.config import UpdateConfig
 from trainer.head import replace_head
+from trainer.lean import make_lean
 from trainer.packing import MicroBatch, PackedRow, pack, plan_rows
 
 SEGMENTED: Final = "tidegate_segmented"
@@ -76,6 +77,7 @@ class Policy(nn.Module):
     def __init__(self, language_model: nn.Module) -> None:
         super().__init__()
         replace_head(_unwrap(language_model))
+        make_lean(language_model)
         self.language_model = language_model
 
     def forward(

@@ -1,0 +1,51 @@
+"""`tidegate bench trainer` as a person runs it, on a tiny model: real processes, real DeepSpeed, small enough to be quick."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainer import bench
+from trainer.bench_rows import Task
+
+
+@pytest.mark.slow
+def test_the_bench_measures_every_way_and_all_of_them_have_the_same_gradient(tiny_folder: Path, tmp_path: Path) -> None:
+    options = ["--rows", "6", "--repeats", "1", "--threads", "1", "--histograms", "trained10", "--no-trl", "--checkpoint", str(tiny_folder)]
+    command = [sys.executable, "-m", "deploy", "bench", "trainer", *options, "--work", str(tmp_path / "work"), "--json"]
+    ran = subprocess.run([*command, "--plot", str(tmp_path / "b.svg")], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    done = json.loads(ran.stdout)
+    block = done["trained10"]
+    assert block["gradient_parity_max_abs"] < 1e-5
+    assert block["gradient_parity_relative"].keys() == {"ours", "bare_packed"}
+    assert max(block["gradient_parity_relative"].values()) < 1e-5
+    assert block["trained_tok_s"].keys() == {"ours", "trl", "bare"}
+    assert block["trained_tok_s"]["trl"] is None
+    assert block["peak_bytes"]["trl"] is None
+    ways = block["ways"]
+    assert ways["ours_reference"]["trained_tok_s"] < ways["ours"]["trained_tok_s"]
+    assert block["trained_tok_s"]["bare"] == max(ways["bare_single"]["trained_tok_s"], ways["bare_packed"]["trained_tok_s"])
+    assert 2e8 < block["peak_bytes"]["ours"] < 3e9
+    assert block["rank_scaling"] > 0
+    assert [entry["calibrated_on"] for entry in done["planner"]] == [True, False]
+    assert abs(done["planner"][0]["trained_tok_s"]["error"]) < 1e-9
+    assert (tmp_path / "b.svg").stat().st_size > 5_000
+
+
+def test_points_of_the_grid_and_adapters_have_one_gradient(tiny_folder: Path, tmp_path: Path) -> None:
+    plain = Task(
+        way="bare_single", histogram="trained60", rows=5, checkpoint=str(tiny_folder), adapter="lora", dtype="fp32", threads=1, repeats=1,
+        max_tokens=2048, activation_checkpointing=True,
+    )  # fmt: skip
+    found = {
+        way: bench.run_task(replace(plain, way=way, exact_rows=2 if way == "ours" else 0), tmp_path)
+        for way in ("bare_single", "ours", "padded-fused-all", "packed-plain-trained")
+    }
+    gradients = {way: ranks[0]["gradients"] for way, ranks in found.items() if ranks}
+    assert {name.rsplit(".", 4)[-4] for name in gradients["ours"]} == {"q_proj", "down_proj"}
+    for way in ("ours", "padded-fused-all", "packed-plain-trained"):
+        assert bench.gradient_gap(gradients[way], gradients["bare_single"])[1] < 1e-4, way
