@@ -6,7 +6,7 @@ vocabulary V:
     attention  2 D_h sum L_s^2 per layer forward (causal half of 4), twice that backward
     head       2 D V N for the logits, as much for their gradient; with a trained head twice more (logits again, and its own gradient)
     weights    b P / w3;  gradients 4 P_t / w2, optimizer 12 P_t / w1 (masters and two moments), w_z = ranks from ZeRO stage z, else 1
-    activations  one micro-batch: t (17 D + 4 I + kv) b + 16 t D bytes a layer; with activation checkpointing 2 b t D and one layer
+    activations  one micro-batch: t (17 D + 4 I + 4 kv) b bytes a layer; with activation checkpointing 2 b t D and one layer
 
 A rate in FLOP/s turns FLOPs into seconds: measured here for this machine, or peak x MFU for a GPU. Leaves out: communication, which
 ZeRO hides where nodes have fast links, and loading.
@@ -136,7 +136,7 @@ def rank_bytes(shape: Shape, setup: Setup, *, base_bytes: float = 0.0) -> float:
     mine = trained_weights(shape, setup)
     states = 4 * mine / spread[2] + 12 * mine / spread[1]
     tokens = setup.micro_batch_tokens
-    layer = tokens * setup.bytes_per_weight * (17 * shape.width + 4 * shape.inner + 4 * shape.key_value) + 16 * tokens * shape.width
+    layer = tokens * setup.bytes_per_weight * (17 * shape.width + 4 * shape.inner + 4 * shape.key_value)
     kept = tokens * setup.bytes_per_weight * shape.width
     activations = shape.layers * kept * 2 + layer if setup.activation_checkpointing else shape.layers * layer
     return base_bytes + weights + states + activations + HEAD_BYTES
