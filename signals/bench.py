@@ -175,7 +175,7 @@ def run(plan: Plan, config: SignalsConfig, work: Home) -> dict[str, Any]:
         measures = _measure(plan, one, work, filled, meter)
         live = _live(plan, own, work) if plan.live_s > 0 else None
         # The job of the live part is a deployment of its own: the bench's idle JVM beside it is not counted with it.
-        peaks = [item.peak_rss_bytes for item in measures] + ([live.peak_rss_bytes] if live else [])
+        peaks = [item.peak_rss_bytes for item in measures if item.subject == "pipeline"] + ([live.peak_rss_bytes] if live else [])
         return result(plan, config, measures, filled, live, peak_rss_bytes=max(peaks))
 
 
@@ -260,7 +260,7 @@ def result(
         measures: One entry a subject, size and repeat.
         filled: The topics by size.
         live: Event to reward; None when it was left out.
-        peak_rss_bytes: Largest resident memory of one Python driver, its JVM and its workers together.
+        peak_rss_bytes: Largest resident memory of the pipeline: one Python driver, its JVM and its workers together.
     """
     sizes = sorted({item.size for item in measures})
     headline = max((size for size in sizes if size <= LIMIT_RECORDS), default=sizes[0])
