@@ -99,6 +99,6 @@ def event_counts(home: Home, *, produced: int) -> dict[str, int]:
 def tables(home: Home) -> list[dict[str, Any]]:
     """Return name, rows and folder of every table."""
     return [
-        {"name": name, "rows": lake.open_table(home, name).to_pyarrow_dataset().count_rows(), "path": str(lake.path(home, name))}
+        {"name": name, "rows": lake.as_dataset(lake.open_table(home, name)).count_rows(), "path": str(lake.path(home, name))}
         for name in lake.versions(home)
     ]

@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
+from pyarrow import fs
 
 from pipelines.errors import ContractViolation, StorageFull
 from pipelines.storage import Home
@@ -38,6 +41,16 @@ def boundary(path: Path) -> Iterator[None]:
         if "No space left" in str(error) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFull(f"no space left to write {path}; free some and run the same command again") from error
         raise ContractViolation(f"the table {path} cannot be read or written: {str(error)[:300]}") from error
+
+
+def as_dataset(table: DeltaTable) -> ds.Dataset:
+    """Open a table on a local folder for Arrow, which reads its files itself.
+
+    By default Arrow's threads ask deltalake's Python object for every block; one that still does so when the interpreter ends takes
+    the process down with SIGABRT (seen in one of two runs of a busy machine).
+    """
+    folder = fs.SubTreeFileSystem(unquote(urlsplit(table.table_uri).path), fs.LocalFileSystem())
+    return table.to_pyarrow_dataset(filesystem=folder)
 
 
 def path(home: Home, name: str) -> Path:

@@ -114,7 +114,7 @@ def _new_events(home: Home, known: dict[str, int], frontier: dict[str, int]) -> 
             )
             condition = own if condition is None else condition | own
     if condition is not None:
-        dataset = lake.open_table(home, "events").to_pyarrow_dataset()
+        dataset = lake.as_dataset(lake.open_table(home, "events"))
         yield from dataset.scanner(columns=["session_id", "date"], filter=condition, batch_size=65_536).to_batches()
 
 

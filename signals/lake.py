@@ -37,6 +37,7 @@ create_missing = delta.create_missing
 day_predicate = delta.day_predicate
 exists = delta.exists
 holds_rows = delta.holds_rows
+as_dataset = delta.as_dataset
 nullable = delta.nullable
 open_table = delta.open_table
 path = delta.path
@@ -52,7 +53,7 @@ def dataset(home: Home, name: str, *, as_of: int | datetime | None = None) -> ds
     if as_of is None and not exists(home, name):
         return ds.dataset(nullable(TABLES[name].schema).empty_table())
     with boundary(path(home, name)):
-        return open_table(home, name, as_of).to_pyarrow_dataset()
+        return delta.as_dataset(open_table(home, name, as_of))
 
 
 def scan(

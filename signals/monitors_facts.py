@@ -94,7 +94,7 @@ def _events(home: Home, since: datetime) -> pl.DataFrame:
     if not lake.exists(home, "events"):
         return pl.DataFrame(schema=kinds)
     with lake.boundary(lake.path(home, "events")):
-        dataset = lake.open_table(home, "events").to_pyarrow_dataset()
+        dataset = lake.as_dataset(lake.open_table(home, "events"))
         payload = dataset.schema.field("payload").type
         wanted: dict[str, Any] = {name: ds.field(name) for name in ENVELOPE}
         wanted |= {name: ds.field("payload", name) for name in PAYLOAD if payload.get_field_index(name) >= 0}
@@ -142,7 +142,7 @@ def _surprise(home: Home, since: datetime, versions: Sequence[int]) -> pl.DataFr
     sums = [pl.DataFrame(schema={"session_id": pl.String, "turn_id": pl.String, "nats": pl.Float64, "nat_tokens": pl.Float64})]
     if lake.exists(home, "samples"):
         with lake.boundary(lake.path(home, "samples")):
-            dataset = lake.open_table(home, "samples").to_pyarrow_dataset()
+            dataset = lake.as_dataset(lake.open_table(home, "samples"))
             chosen = ds.field("policy_version").isin(list(versions)) & (ds.field("served_at") >= since)
             columns = [*TURN, "behaviour_logprobs"]
             for batch in dataset.scanner(columns=columns, filter=chosen, batch_size=BATCH_ROWS).to_batches():

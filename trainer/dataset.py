@@ -62,13 +62,15 @@ def read_samples(lake: Path, *, version: int | None = None, since_us: int | None
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
+    from signals.delta import as_dataset
+
     location = lake / "samples"
     try:
         delta = DeltaTable(location, version=version)
     except (TableNotFoundError, DeltaError, OSError) as error:
         what = "no table" if version is None else f"no version {version} of"
         raise ContractViolation(f"there is {what} samples in {lake}; run `tidegate signals run --once` first") from error
-    dataset = delta.to_pyarrow_dataset()
+    dataset = as_dataset(delta)
     columns = [field.name for field in SAMPLES]
     if missing := sorted(set(columns) - set(dataset.schema.names)):
         raise ContractViolation(f"the table samples in {lake} lacks {', '.join(missing)}; it was written by another version of Tidegate")

@@ -202,3 +202,12 @@ def test_no_table_needs_deletion_vectors_or_column_mapping(filled: Home) -> None
     for name in lake.TABLES:
         protocol = lake.open_table(filled, name).protocol()
         assert (protocol.min_reader_version, protocol.reader_features) == (1, None), name
+
+
+def test_a_lake_in_a_folder_with_blanks_and_signs_is_read_by_arrow_itself(tmp_path: Path) -> None:
+    home = Home(tmp_path / "a b%20ü")
+    lake.create_missing(home)
+    lake.append(home, "gaps", [{"topic": "t", "partition": 0, "start": 3, "end": 5, "accepted_at": NOW}])
+    found = lake.dataset(home, "gaps")
+    assert found.to_table(columns=["start", "end"]).to_pylist() == [{"start": 3, "end": 5}]
+    assert found.filesystem.base_fs.type_name == "local"
