@@ -205,7 +205,7 @@ def test_no_table_needs_deletion_vectors_or_column_mapping(filled: Home) -> None
 
 
 def test_a_lake_in_a_folder_with_blanks_and_signs_is_read_by_arrow_itself(tmp_path: Path) -> None:
-    home = Home(tmp_path / "a b%20ü")
+    home = Home(tmp_path / "a b ü")
     lake.create_missing(home)
     lake.append(home, "gaps", [{"topic": "t", "partition": 0, "start": 3, "end": 5, "accepted_at": NOW}])
     found = lake.dataset(home, "gaps")
