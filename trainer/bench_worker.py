@@ -56,7 +56,7 @@ def language_model(task: Task) -> Any:
         model = add_lora(model, UpdateConfig())
         fix_adapters(model)
     if task.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return model.train()
 
 
