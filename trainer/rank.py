@@ -69,7 +69,7 @@ class RankJob:
         if settings.adapter == "lora":
             language_model = add_lora(language_model, settings)
         if settings.activation_checkpointing:
-            language_model.gradient_checkpointing_enable({"use_reentrant": False})
+            language_model.activation_checkpointing_enable({"use_reentrant": False})
         names = LossSettings.__dataclass_fields__
         self.trainer = Trainer(
             Policy(language_model),
