@@ -1,5 +1,7 @@
 """Settings of the signal stage."""
 
+from typing import Final
+
 from pydantic import Field, field_validator
 
 from pipelines.codec import FUTURE_TOLERANCE_MS
@@ -43,27 +45,23 @@ class JobsConfig(Section):
     """Share of quarantined records above which `run` warns."""
 
 
+WEIGHTS: Final = {
+    "edits_kept": 1.0, "follow_up": 0.5, "latency": 0.1, "tool_calls": 0.5, "effort": 0.05, "conventions": 0.2, "evidence": 0.1,
+    "explicit": 0.5, "deferral": 1.0,
+}  # fmt: skip
+"""See `RewardsConfig.weights`."""
+
+
 class RewardsConfig(Section):
     """Weights and windows of the reward."""
 
     window_s: int = Field(default=1800, ge=1)
     """How long a turn waits for evidence after its last action, unless the session ends or the user says what they think."""
-    weights: dict[str, float] = Field(
-        default_factory=lambda: {
-            "edits_kept": 1.0,
-            "follow_up": 0.5,
-            "latency": 0.1,
-            "tool_calls": 0.5,
-            "effort": 0.05,
-            "conventions": 0.2,
-            "evidence": 0.1,
-            "explicit": 0.5,
-            "deferral": 1.0,
-        }
-    )
+    weights: dict[str, float] = Field(default_factory=lambda: dict(WEIGHTS))
     """Weight of each component. Kept edits lead because they are what the user did; what the user said is worth half of that, and a
     follow-up is a model's reading of it. A deferral stands where the edits would, so it weighs the same. An invalid call costs half an
-    edit. Conventions are cheap to satisfy with a bad edit. Effort, evidence and latency only part equals."""
+    edit. Conventions are cheap to satisfy with a bad edit. Effort, evidence and latency only part equals. A component
+    that is not named keeps its default; 0 turns it off."""
     latency_medians_ms: dict[str, float] = Field(default_factory=dict)
     """Median sampling time of a turn by task bucket ("*" for any other) until norms are frozen (`signals baselines --freeze`), which win;
     without either a turn has no latency component. Frozen, because a median of the data being scored would make one turn's reward depend
@@ -104,9 +102,10 @@ class RewardsConfig(Section):
     def _known(cls, weights: dict[str, float]) -> dict[str, float]:
         if unknown := sorted(set(weights) - set(COMPONENTS)):
             raise ValueError(f"{', '.join(unknown)} is no reward component; known: {', '.join(COMPONENTS)}")
-        if any(weight < 0 for weight in weights.values()) or not any(weights.values()):
+        whole = WEIGHTS | weights
+        if any(weight < 0 for weight in weights.values()) or not any(whole.values()):
             raise ValueError("weights are at least 0 and one of them is positive")
-        return weights
+        return whole
 
     @field_validator("latency_medians_ms")
     @classmethod

@@ -20,6 +20,7 @@ from pipelines.storage import Home
 from signals import backfill, checks, distil, forget, intake, job, lake, maintenance, replay, stream
 from signals.claims import redeem
 from signals.config import JobsConfig, LakeConfig, RewardsConfig, SignalsConfig, SparkConfig
+from signals.samples import COMPONENTS
 from tests.support.events_for_tests import CLIENT, message
 from tests.support.lakes import naming
 from tests.support.spark import T0, as_record, as_row, completion_payload, event, made_up_session
@@ -233,7 +234,7 @@ def test_other_weights_are_tried_beside_the_trained_rewards(made: Deployment) ->
     made.distil()
     before = {name: lake.versions(made.home)[name] for name in ("turns", "edits", "rewards", "samples", "distilled")}
     day = datetime.fromtimestamp(T0 / 1000, UTC).date()
-    other = made.config.model_copy(update={"rewards": RewardsConfig(weights={"tool_calls": 1.0})})
+    other = made.config.model_copy(update={"rewards": RewardsConfig(weights=dict.fromkeys(COMPONENTS, 0.0) | {"tool_calls": 1.0})})
     done = backfill.backfill(made.spark, made.home, other, "calls-only", start=day, end=day + timedelta(days=2), now=NOW)
     trained = lake.rewards(made.home)
     assert {name: lake.versions(made.home)[name] for name in before} == before

@@ -11,6 +11,7 @@ from pipelines.errors import ConfigError
 from signals.components import Edit, Evidence, FollowUp, components, edits_kept, kept_share, latency
 from signals.config import RewardsConfig, SignalsConfig
 from signals.rewards import is_evidence, reward_version, scalar
+from signals.samples import COMPONENTS
 
 CONFIG = RewardsConfig()
 
@@ -149,11 +150,17 @@ def test_any_change_of_settings_is_another_reward_version() -> None:
     versions = {
         reward_version(RewardsConfig()),
         reward_version(RewardsConfig(window_s=60)),
-        reward_version(RewardsConfig(weights={"edits_kept": 1.0})),
+        reward_version(RewardsConfig(weights={"edits_kept": 0.9})),
         reward_version(RewardsConfig(latency_medians_ms={"edit": 5.0})),
     }
     assert len(versions) == 4
     assert reward_version(RewardsConfig()) == reward_version(RewardsConfig())
+
+
+def test_a_weight_that_is_set_alone_leaves_the_others_as_they_were() -> None:
+    weights = load(SignalsConfig, overrides=["rewards.weights.latency=0"]).rewards.weights
+    assert weights == RewardsConfig().weights | {"latency": 0.0}
+    assert set(weights) == set(COMPONENTS)
 
 
 def test_an_unknown_component_in_the_weights_is_a_config_error_that_names_the_known_ones() -> None:
