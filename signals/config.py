@@ -29,9 +29,9 @@ class JobsConfig(Section):
     trigger_s: float = Field(default=30.0, gt=0)
     """How often the continuous append job starts a batch; fresher costs more small files."""
     distil_s: float = Field(default=60.0, gt=0)
-    """How often the continuous job distils touched sessions."""
-    max_offsets_per_trigger: int = Field(default=50_000, ge=1)
-    """Bound of one batch, so that a backlog never outgrows the driver's memory."""
+    """The continuous job distils after every batch that brought events, and at the latest this often: windows close by themselves."""
+    max_offsets_per_trigger: int = Field(default=200_000, ge=1)
+    """Bound of one batch, so that a backlog never outgrows the driver's memory; each batch costs seconds besides its events."""
     future_allowance_s: float = Field(default=FUTURE_TOLERANCE_MS / 1000, ge=0)
     """How far an event's clock may run ahead of its Kafka record's time before it is quarantined. The record's time and not the reader's
     clock: reading again must decide alike."""

@@ -28,6 +28,8 @@ from signals.config import SignalsConfig
 from signals.monitors import after_distil
 
 LOG: Final = logging.getLogger(__name__)
+LOOK_S: Final = 0.5
+"""How often the continuous job looks for a new batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,14 +160,25 @@ def _distil(running: SparkSession, config: SignalsConfig, home: Home, flags: Fla
         return distil.distil(running, home, config, what, now=now, tombstoned=tombstoned)
 
 
+def _work_comes(stop: threading.Event, totals: stream.Totals, seen: int, timeout_s: float) -> bool:
+    """Wait until a batch was appended since `seen`, or for `timeout_s` (windows close without events); False once told to stop."""
+    deadline = time.monotonic() + timeout_s
+    while totals.batches == seen and time.monotonic() < deadline:
+        if stop.wait(LOOK_S):
+            return False
+    return not stop.is_set()
+
+
 def _forever(config: SignalsConfig, home: Home, flags: Flags, totals: stream.Totals, clock: Clock) -> distil.Summary | None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     summary: distil.Summary | None = None
+    seen = 0
     with spark.session(config.spark, home) as running, spark.boundary("reading events"):
         query = stream.start(running, config, home, totals, once=False)
         try:
-            while not stop.wait(config.signals.distil_s):
+            while _work_comes(stop, totals, seen, config.signals.distil_s):
+                seen = totals.batches
                 if not query.isActive:
                     if totals.failure is not None:
                         raise totals.failure
