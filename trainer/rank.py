@@ -214,8 +214,8 @@ class RankJob:
         """Merge, write, read back and seal the candidate (rank 0); every rank takes part in collecting weights.
 
         The weights are read back in fp32 and compared with the trainer on the probe. They may differ by the tolerance plus the
-        rounding of the trainer's arithmetic, which was measured on the parent with the same probe (next to 0 for fp32). Reading
-        back in bf16 would add that rounding a second time, of other weights, and refuse good candidates.
+        rounding of the trainer's arithmetic: what it is on the parent or, since a surer policy rounds by more, on the exported
+        weights themselves, whichever is larger (next to 0 for fp32).
         """
         job, run, settings = self.job, self.run, self.job.settings
         parent = Path(job.parent_folder)
@@ -234,6 +234,10 @@ class RankJob:
         release()
         exported = publish.write_probe(staged)
         gap = publish.mean_gap(exported, seen)
+        if gap > settings.probe_tolerance + rounding and settings.dtype != "fp32":
+            rows, _ = publish.read_probe(staged)
+            own = score(Policy(load(staged, dtype=settings.dtype)).eval(), rows)
+            rounding = max(rounding, publish.mean_gap([logprobs for logprobs, _ in own], exported))
         publish.check_export(staged, gap=gap, change=change, tolerance=settings.probe_tolerance + rounding)
         if job.state:
             (staged / jobs.TRAINER_STATE).write_text(json.dumps(job.state, sort_keys=True), encoding="utf-8")

@@ -21,7 +21,9 @@ NOW = int(time.time() * 1000)
 def test_a_dead_recorders_spool_and_a_repaired_quarantine_go_out_again_under_their_own_ids(home: Home, kafka_config: KafkaConfig) -> None:
     config = PipelinesConfig(kafka=kafka_config)
     kafka.ensure_topics(config, home)
-    away = PipelinesConfig(kafka=kafka_config.model_copy(update={"bootstrap_servers": "127.0.0.1:1", "max_event_bytes": 1_000}))
+    away = PipelinesConfig(
+        kafka=kafka_config.model_copy(update={"bootstrap_servers": "127.0.0.1:1", "max_event_bytes": 1_000, "max_claim_bytes": 1_000})
+    )
     small, large = [feedback(score=i / 10) for i in range(5)], message("word " * 400)
     with Recorder(away, home, client=CLIENT) as recorder:
         for event in [*small, large]:

@@ -19,10 +19,10 @@ CONFIG = RewardsConfig(norm_min_turns=4)
 BEGAN = datetime(2026, 6, 1, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Home:
+@pytest.fixture
+def filled(tmp_path: Path) -> Home:
     """A lake with two policies: the second asks instead of editing every other time."""
-    home = Home(tmp_path_factory.mktemp("norms"))
+    home = Home(tmp_path / "norms")
     lake.create_missing(home)
     turns: list[dict[str, Any]] = []
     rewards: list[dict[str, Any]] = []
