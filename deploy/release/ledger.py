@@ -101,8 +101,10 @@ class Ledger(Leases):
         """Open a ship, or return it as it stands.
 
         Raises:
-            Refused: Fenced off, or the candidate is tombstoned.
+            Refused: Fenced off, or the candidate is tombstoned, or is what it wants to replace (a rollback would have nowhere to go).
         """
+        if candidate == parent:
+            raise Refused(f"checkpoint {candidate[:12]} serves already; there is nothing to ship in its place")
         identity, now = ship_id(parent, candidate, gate_digest=gate_digest), self.now_ms()
         with self.writing() as db:
             self.fence(db, epoch)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from deploy.release.ledger import Ledger
@@ -364,11 +364,26 @@ def test_of_many_shippers_at_once_exactly_one_promotes(tmp_path):
     assert [event.kind for event in ledger.history(1000)].count("promoted") == 1
 
 
+def test_what_serves_cannot_be_shipped_over_itself(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.install(A)
+    epoch = take(ledger)
+    with pytest.raises(Refused, match="serves already"):
+        to_offline(ledger, epoch, parent=A, candidate=A)
+    ship = to_offline(ledger, epoch, parent=A, candidate=B)
+    ledger.promote(ship.ship_id, B, A, epoch=epoch)
+    with pytest.raises(Refused, match="serves already"):
+        to_offline(ledger, take(ledger), parent=B, candidate=B)
+    ledger.rollback("why", holder="me")
+    assert ledger.serving().checkpoint == A
+
+
 operations = st.lists(st.sampled_from(["ship_b", "ship_c", "ship_child", "rollback", "freeze", "thaw", "new_lease", "anchor"]), max_size=9)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations)
+@example(["ship_b", "ship_b", "rollback"])
 def test_the_pointer_always_names_the_first_or_a_promoted_checkpoint_that_is_not_tombstoned(tmp_path_factory, todo):
     ledger = Ledger(tmp_path_factory.mktemp("ledger") / "ledger.sqlite")
     ledger.install(A)
