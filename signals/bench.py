@@ -271,7 +271,7 @@ def result(
     ratios = {
         "pipeline_to_passthrough": {str(size): round(statistics.median(found), 3) for size, found in to_limit.items() if found},
         "pipeline_to_per_group_python": round(statistics.median(to_python), 2) if to_python else None,
-        "slowest_to_fastest_size": round(min(by_size.values()) / max(by_size.values()), 3),
+        "slowest_to_fastest_size": round(min(by_size.values()) / max(by_size.values()), 3) if len(by_size) > 1 else None,
         "p95_in_triggers": round(_quantile(live.seconds, 0.95) / live.trigger_s, 2) if live and live.seconds else None,
     }
     return {
@@ -303,7 +303,7 @@ def _goals(ratios: dict[str, Any], headline: int, peak_rss_bytes: int) -> dict[s
     return {
         "pipeline at least 0.6 of passthrough": None if limit is None else limit >= GOALS["passthrough"],
         "pipeline at least 10 times per-group Python": None if python is None else python >= GOALS["per_group_python"],
-        "flat within 10 % over the sizes": flat >= 1 - GOALS["flat"],
+        "flat within 10 % over the sizes": None if flat is None else flat >= 1 - GOALS["flat"],
         "driver and executor below 4 GB": peak_rss_bytes < GOALS["rss_bytes"],
         "event to reward, p95, within two triggers": None if triggers is None else triggers <= GOALS["triggers"],
     }
