@@ -29,6 +29,7 @@ VERBS: Final = (
     ("collect", "pipelines.collector_commands:app", "Take session events over HTTP: native JSON and OpenTelemetry."),
     ("signals", "signals.__main__:app", "Append events to the lake, distil rewards, explain them."),
     ("trainer", "trainer.__main__:app", "Warm start, update and score checkpoints."),
+    ("warmstart", "trainer.__main__:warmstart", "Prepare a checkpoint for reinforcement: pretrain on text, fine-tune on demonstrations."),
     ("serve", "deploy.serving.__main__:app", "Serve the current checkpoint behind the OpenAI-compatible gateway."),
     ("sessions", "deploy.harness.__main__:app", "Run agent sessions against the gateway, and look at them."),
     ("benchmark", "deploy.benchmark.__main__:app", "Score a checkpoint on task folders and held-out sessions."),

@@ -126,8 +126,8 @@ class PipelinesConfig(BaseModel):
 Tree = TypeVar("Tree", bound=PipelinesConfig)
 
 ALL_SECTIONS: tuple[str, ...] = (
-    "kafka", "privacy", "collector", "survival", "spark", "signals", "rewards", "followups", "lake", "monitors", "trainer", "warmstart",
-    "serving", "harness", "simulation", "benchmark", "gate", "release", "schedule", "mlflow",
+    "kafka", "privacy", "collector", "survival", "spark", "signals", "rewards", "followups", "lake", "monitors", "trainer", "pretrain",
+    "warmstart", "serving", "harness", "simulation", "benchmark", "gate", "release", "schedule", "mlflow",
 )  # fmt: skip
 """Every section of the whole tree; `deploy.config` is tested to define exactly these."""
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
+from pipelines.errors import ConfigError
 from pipelines.terminal import Common, progress, run, waiting
 from trainer.config import TrainerConfig
 
@@ -35,16 +36,25 @@ def import_base(*, common: Common = Common()) -> None:
 def warmstart(
     *,
     parent: str,
-    data: Path,
+    text: Annotated[
+        list[Path] | None, Parameter(help="Files or folders of text and code to go on pretraining on first; may repeat.")
+    ] = None,
+    data: Annotated[Path | None, Parameter(help="Demonstrations or trajectories, JSON lines of messages and tools.")] = None,
     stop_early: Annotated[int | None, Parameter(help="Stop after this many examples; default: warmstart.max_examples.")] = None,
     common: Common = Common(),
 ) -> None:
-    """Fine-tune a checkpoint on demonstrations (JSON lines of messages and tools); the same inputs give the same checkpoint at once."""
+    """Prepare a checkpoint for reinforcement: pretrain on text, fine-tune on demonstrations (cached by content)."""
     from trainer import warmstart as job
 
-    made = job.warmstart(
-        common.tree(TrainerConfig), common.place(), parent=parent, data=data, max_examples=stop_early, now=datetime.now(UTC)
-    )
+    if not text and data is None:
+        raise ConfigError("nothing to learn from: give --text FOLDER, --data FILE.jsonl, or both")
+    config, home, now = common.tree(TrainerConfig), common.place(), datetime.now(UTC)
+    made: dict[str, Any] = {}
+    if text:
+        made = job.pretrain(config, home, parent=parent, places=text, now=now)
+    if data is not None:
+        first = {"pretrained": made["checkpoint"]} if made else {}
+        made = first | job.warmstart(config, home, parent=made.get("checkpoint", parent), data=data, max_examples=stop_early, now=now)
     common.show(made, lambda: _table(made))
 
 

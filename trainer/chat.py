@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -44,6 +45,13 @@ class Chat:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
 
+def _tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises Exception itself, no class below it, for a missing and for a broken file
+        raise CheckpointInvalid(f"{path} is no usable tokenizer: {error}") from error
+
+
 def load(folder: Path) -> Chat:
     """Load tokenizer and template of a checkpoint folder.
 
@@ -52,11 +60,11 @@ def load(folder: Path) -> Chat:
     """
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    tokenizer = _tokenizer(folder / "tokenizer.json")
     try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         template = environment.from_string((folder / TEMPLATE_FILE).read_text(encoding="utf-8"))
-    except Exception as error:  # the tokenizers library raises bare Exception
-        raise CheckpointInvalid(f"{folder} has no usable tokenizer.json and {TEMPLATE_FILE}: {error}") from error
+    except (OSError, UnicodeDecodeError, TemplateError) as error:
+        raise CheckpointInvalid(f"{folder} has no usable {TEMPLATE_FILE}: {error}") from error
     end_id = tokenizer.token_to_id(END)
     if end_id is None:
         raise CheckpointInvalid(f"{folder / 'tokenizer.json'} has no token {END}")

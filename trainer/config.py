@@ -145,6 +145,17 @@ class WarmstartConfig(Section):
     max_tokens_per_micro_batch: int = Field(default=2048, ge=2)
 
 
+class PretrainConfig(Section):
+    """Continued pretraining on text and code, before a warm start; dtype, warm-up and checkpoints are those of `warmstart`."""
+
+    lr: float = Field(default=5e-5, ge=0)
+    """Full weights; a quarter of the warm start's, because the model knows the language already and is not to forget it."""
+    row_tokens: int = Field(default=1024, ge=32)
+    rows_per_step: int = Field(default=8, ge=1)
+    max_tokens: int = Field(default=1_000_000, ge=1)
+    """Stop after this many tokens: half an hour on two cores for a 135M model."""
+
+
 class MlflowConfig(Section):
     """Where runs are tracked."""
 
@@ -156,5 +167,6 @@ class TrainerConfig(SignalsConfig):
     """Settings up to the training stage."""
 
     trainer: UpdateConfig = UpdateConfig()
+    pretrain: PretrainConfig = PretrainConfig()
     warmstart: WarmstartConfig = WarmstartConfig()
     mlflow: MlflowConfig = MlflowConfig()

@@ -17,7 +17,7 @@ from pipelines.terminal import progress
 from trainer import candidates
 from trainer.config import TrainerConfig
 from trainer.dataset import read_samples
-from trainer.model import Policy, load, release, score
+from trainer.model import Policy, load, release, score_batch
 from trainer.packing import plan_rows
 from trainer.selection import Row, select
 from trainer.update import limits_for, packed_row
@@ -64,8 +64,8 @@ def score_rows(folder: Path, rows: Sequence[Row], *, dtype: str, label: str) -> 
     packed = [packed_row(row) for row in rows]
     found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     with progress(label, total=len(rows)) as advance:
-        for chosen in plan_rows(packed, range(len(packed)), max_tokens=SCORED_TOKENS):
-            found |= zip(chosen, score(policy, [packed[i] for i in chosen], max_tokens=SCORED_TOKENS), strict=True)
+        for chosen in filter(None, plan_rows(packed, range(len(packed)), max_tokens=SCORED_TOKENS)):
+            found |= score_batch(policy, packed, chosen)
             advance(len(chosen))
     del policy
     release()

@@ -1,22 +1,23 @@
 """Supervised training before reinforcement: demonstrations teach the tool-call format, through the same engine as an update.
 
-Takes: a checkpoint and a JSON-lines file, one `{"messages": [...], "tools": [...]}` a line. Gives: a sealed checkpoint of kind
-`warmstart`. The loss is on assistant tokens, end token included. The same parent, data and settings give the same checkpoint
-at once. Leaves out: how demonstrations are made (`deploy.harness`).
+Takes: a checkpoint; text and code (`texts.py`), or a JSON-lines file of demonstrations or whole trajectories, one
+`{"messages": [...], "tools": [...]}` a line. Gives: a sealed checkpoint of kind `warmstart`. On text the loss is on all tokens, in a
+dialogue on the assistant's, end token included. The same parent, data and settings give the same checkpoint at once. Leaves out: how
+demonstrations are made (`deploy.harness`).
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from pipelines.config import digest
 from pipelines.errors import ContractViolation
 from pipelines.storage import Home, exclusive
-from trainer import candidates
+from trainer import candidates, texts
 from trainer.chat import Chat, load, supervised
 from trainer.config import TrainerConfig, UpdateConfig
 from trainer.dataset import TrainingRow
@@ -71,21 +72,20 @@ def rows_from(chat: Chat, demonstrations: Sequence[Mapping[str, Any]], *, max_ro
         packed = PackedRow(
             prompt_ids=np.asarray(ids[:cut]), response_ids=np.asarray(ids[cut:]), trained=np.asarray(trained), temperature=1.0
         )
-        zeros = np.zeros(len(trained), np.float32)
-        rows.append(TrainingRow(row_id=f"{number}", packed=packed, mu=zeros, advantage=1.0, omega=1.0, same_version=False))
+        rows.append(supervised_row(str(number), packed))
     return rows, too_long
 
 
-def settings_for(config: TrainerConfig) -> UpdateConfig:
+def settings_for(config: TrainerConfig, *, lr: float, rows_per_step: int, passes: int) -> UpdateConfig:
     """Return the engine's settings for supervised training: full weights, SFT loss."""
     warm = config.warmstart
     return config.trainer.model_copy(
         update={
             "adapter": "full",
             "loss": "sft",
-            "lr": warm.lr,
-            "passes": warm.passes,
-            "rows_per_step": warm.examples_per_step,
+            "lr": lr,
+            "passes": passes,
+            "rows_per_step": rows_per_step,
             "dtype": warm.dtype,
             "max_tokens_per_micro_batch": warm.max_tokens_per_micro_batch,
             "steps_per_prox": 1,
@@ -93,6 +93,12 @@ def settings_for(config: TrainerConfig) -> UpdateConfig:
             "keep_checkpoints": 1,
         }
     )
+
+
+def supervised_row(row_id: str, packed: PackedRow) -> TrainingRow:
+    """Return a row as the ranks read it: no behaviour policy, advantage and weight 1."""
+    zeros = np.zeros(len(packed.trained), np.float32)
+    return TrainingRow(row_id=row_id, packed=packed, mu=zeros, advantage=1.0, omega=1.0, same_version=False)
 
 
 def warmstart(
@@ -117,22 +123,61 @@ def warmstart(
         CheckpointInvalid: The parent is not intact.
         ContractViolation: The data cannot be used.
     """
+    warm = config.warmstart
+    settings = settings_for(config, lr=warm.lr, rows_per_step=warm.examples_per_step, passes=warm.passes)
     with exclusive(home.run / "trainer.lock", what="a training job"):
         identity, folder = candidates.find(home.store, parent)
-        manifest = candidates.verify(folder)
-        demonstrations = read_demonstrations(data, limit=max_examples or config.warmstart.max_examples)
-        settings = settings_for(config)
+        demonstrations = read_demonstrations(data, limit=max_examples or warm.max_examples)
         rows, too_long = rows_from(load(folder), demonstrations, max_row_tokens=settings.max_row_tokens)
         if not rows:
             raise ContractViolation(f"every demonstration in {data} is longer than trainer.max_row_tokens = {settings.max_row_tokens}")
-        facts: dict[str, float | int | str | None] = {
-            "rows": len(rows), "rejected.too_long": too_long, "trained_tokens": sum(len(row.packed.trained) for row in rows),
-            "tokens": sum(len(row.packed.prompt_ids) + len(row.packed.response_ids) for row in rows),
-        }  # fmt: skip
-        used = {"trainer": settings.model_dump(mode="json"), "warmstart": config.warmstart.model_dump(mode="json")}
-        job = Job(
-            kind="sabotage" if sabotage else "warmstart", parent=identity, parent_folder=str(folder), store=str(home.store),
-            base_model=manifest.base_model, settings=settings, kl_limited=False, warmup_steps=config.warmstart.warmup_steps,
-            created_at=now.isoformat(), config_digest=digest(used), facts=facts,
-        )  # fmt: skip
+        used = {"trainer": settings.model_dump(mode="json"), "warmstart": warm.model_dump(mode="json")}
+        kind: Literal["sabotage", "warmstart"] = "sabotage" if sabotage else "warmstart"
+        job = _job(
+            config, home, kind, identity, folder, settings=settings, rows=rows, facts={"rejected.too_long": too_long}, used=used, now=now
+        )
         return run_job(config, home, job, rows, label="warm start")
+
+
+def pretrain(config: TrainerConfig, home: Home, *, parent: str, places: Sequence[Path], now: datetime) -> dict[str, Any]:
+    """Go on pretraining a checkpoint on text and code.
+
+    Args:
+        config: Settings.
+        home: The deployment's folder.
+        parent: Checkpoint id or prefix.
+        places: Files and folders.
+        now: Aware UTC.
+
+    Returns:
+        As `warmstart`; also how many files were read and left out.
+
+    Raises:
+        Busy: Another training job runs in this deployment.
+        CheckpointInvalid: The parent is not intact.
+        ContractViolation: There is no text.
+    """
+    more = config.pretrain
+    settings = settings_for(config, lr=more.lr, rows_per_step=more.rows_per_step, passes=1)
+    with exclusive(home.run / "trainer.lock", what="a training job"):
+        identity, folder = candidates.find(home.store, parent)
+        packed, counts = texts.rows(load(folder), places, row_tokens=more.row_tokens, max_tokens=more.max_tokens)
+        rows = [supervised_row(str(number), row) for number, row in enumerate(packed)]
+        used = {"trainer": settings.model_dump(mode="json"), "pretrain": more.model_dump(mode="json")}
+        job = _job(config, home, "warmstart", identity, folder, settings=settings, rows=rows, facts=counts, used=used, now=now)
+        return run_job(config, home, job, rows, label="pretraining")
+
+
+def _job(
+    config: TrainerConfig, home: Home, kind: Literal["warmstart", "sabotage"], identity: str, folder: Path, *, settings: UpdateConfig,
+    rows: Sequence[TrainingRow], facts: Mapping[str, int], used: Mapping[str, Any], now: datetime,
+) -> Job:  # fmt: skip
+    counted: dict[str, float | int | str | None] = {
+        "rows": len(rows), "trained_tokens": sum(len(row.packed.trained) for row in rows),
+        "tokens": sum(len(row.packed.prompt_ids) + len(row.packed.response_ids) for row in rows),
+    }  # fmt: skip
+    return Job(
+        kind=kind, parent=identity, parent_folder=str(folder), store=str(home.store), base_model=candidates.verify(folder).base_model,
+        settings=settings, kl_limited=False, warmup_steps=config.warmstart.warmup_steps, created_at=now.isoformat(),
+        config_digest=digest(used), facts=counted | dict(facts),
+    )  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 
 from pipelines.storage import Home
 from tests.support.model import on_policy_records, write_samples
+from trainer import candidates
 from trainer.config import TrainerConfig
 from trainer.evaluate import score_pair
 from trainer.sabotage import nan_weights
@@ -59,6 +60,30 @@ def test_a_warm_start_command_teaches_and_is_cached(home, tiny_store, tmp_path):
     assert made["rows"] == 12
     again = json.loads(command(*arguments, home=home).stdout)
     assert (again["checkpoint"], again["cached"]) == (made["checkpoint"], True)
+
+
+def test_text_is_learned_before_demonstrations_and_the_second_checkpoint_is_the_firsts_child(home, tiny_store, tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "stack.py").write_text("class Stack:\n    def push(self, item):\n        self.items.append(item)\n" * 30)
+    (tmp_path / "code" / "logo.png").write_bytes(b"\x89PNG\xff")
+    data = tmp_path / "demonstrations.jsonl"
+    turns = [{"role": "user", "content": "Rename x"}, {"role": "assistant", "content": "Done."}, {"role": "user", "content": "And y"}]
+    data.write_text("\n".join(json.dumps({"messages": [*turns, {"role": "assistant", "content": "Done too."}]}) for _ in range(8)))
+    sets = ["pretrain.lr=0.01", "pretrain.row_tokens=64", "pretrain.rows_per_step=4", "warmstart.lr=0.01", "trainer.world_size=1",
+            "mlflow.tracking_uri=http://127.0.0.1:9"]  # fmt: skip
+    settings = [part for s in sets for part in ("--set", s)]
+    done = command(
+        "warmstart", "--parent", tiny_store[1], "--text", str(tmp_path / "code"), "--data", str(data), "--json", *settings, home=home
+    )
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    first = candidates.read_manifest(home.store / made["pretrained"])
+    assert (first.kind, first.parent, made["parent"]) == ("warmstart", tiny_store[1], made["pretrained"])
+    assert (first.training["files"], first.training["left_out_files"]) == (1, 1)
+    assert first.training["loss_last"] < first.training["loss_first"]
+    assert made["rows"] == 8
+    nothing = command("warmstart", "--parent", tiny_store[1], home=home)
+    assert (nothing.returncode, "give --text FOLDER, --data FILE.jsonl, or both" in nothing.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("text", "words"), [("", "no demonstration"), ("{", "1 is not JSON"), ('{"a": 1}', "1 is no demonstration")])

@@ -1,11 +1,14 @@
 """The chat template: exact prefixes for any content, and the same text as transformers renders."""
 
+import re
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.errors import ContractViolation
+from pipelines.errors import CheckpointInvalid, ContractViolation
 from trainer import chat as chats
 
 TOOLS = [{"name": "grep", "description": "Search files.", "parameters": {"pattern": "string"}}]
@@ -76,3 +79,22 @@ def test_supervised_tokens_are_the_assistants_with_their_end_tokens(chat):
 def test_a_demonstration_without_an_answer_is_refused(chat):
     with pytest.raises(ContractViolation, match="no assistant message"):
         chats.supervised(chat, [{"role": "user", "content": "a"}], tools=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("tokenizer.json", None, "tokenizer.json is no usable tokenizer"),
+        ("tokenizer.json", "{", "tokenizer.json is no usable tokenizer"),
+        (chats.TEMPLATE_FILE, None, f"no usable {chats.TEMPLATE_FILE}"),
+        (chats.TEMPLATE_FILE, "{% if %}", f"no usable {chats.TEMPLATE_FILE}"),
+    ],
+)
+def test_a_missing_or_broken_file_is_an_invalid_checkpoint_that_names_it(tiny_folder, tmp_path, name, text, what):
+    folder = tmp_path / "broken"
+    shutil.copytree(tiny_folder, folder)
+    (folder / name).unlink()
+    if text is not None:
+        (folder / name).write_text(text)
+    with pytest.raises(CheckpointInvalid, match=re.escape(what)):
+        chats.load(folder)

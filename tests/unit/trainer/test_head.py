@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.errors import ConfigError
-from trainer.head import TokenHead, replace_head, rows_per_chunk, token_scores
+from trainer import planner
+from trainer.head import CHUNK_NUMBERS, TokenHead, replace_head, rows_per_chunk, token_scores
 
 N, D, V = 11, 6, 37
 
@@ -99,6 +100,11 @@ def test_logits_of_one_chunk_are_bounded_whatever_the_vocabulary():
     assert [rows_per_chunk(v) * v * 4 <= 64 * 2**20 for v in (32_000, 49_152, 151_936, 256_000)] == [True] * 4
     assert rows_per_chunk(49_152) == 341
     assert rows_per_chunk(10**9) == 16
+
+
+def test_the_planner_counts_the_buffers_that_a_chunk_takes():
+    # scores and their exponentials in fp32, logits in bf16
+    assert planner.HEAD_BYTES == (4 + 4 + 2) * CHUNK_NUMBERS
 
 
 class Settings:
