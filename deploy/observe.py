@@ -119,7 +119,7 @@ def lake_state(home: Home) -> LakeState:
     """
     from signals import lake
 
-    newest = lake.last(lake.read(home, "distilled"), "distilled_at") or {}
+    newest = lake.last_distil(home) or {}
     return LakeState(
         frontier=lake.frontier(home), distilled=dict(newest.get("frontier") or {}), distilled_at=newest.get("distilled_at"),
         versions=dict(newest.get("versions") or {}), tombstoned=frozenset(newest.get("tombstoned") or ()),

@@ -98,7 +98,4 @@ def event_counts(home: Home, *, produced: int) -> dict[str, int]:
 
 def tables(home: Home) -> list[dict[str, Any]]:
     """Return name, rows and folder of every table."""
-    return [
-        {"name": name, "rows": lake.as_dataset(lake.open_table(home, name)).count_rows(), "path": str(lake.path(home, name))}
-        for name in lake.versions(home)
-    ]
+    return [{"name": name, "rows": lake.count(home, name), "path": str(lake.path(home, name))} for name in lake.versions(home)]

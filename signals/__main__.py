@@ -1,5 +1,6 @@
 """Commands of the signal stage."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,7 +95,7 @@ def tables(*, common: Common = Common()) -> None:
         {
             "table": name,
             "row": table.row,
-            "rows": lake.read(home, name, columns=[table.schema.names[0]]).num_rows,
+            "rows": lake.count(home, name),
             "version": lake.open_table(home, name).version() if lake.exists(home, name) else None,
             "path": str(lake.path(home, name)),
             "columns": {column.name: {"type": column.type, "unit": column.unit, "doc": column.doc} for column in columns[name]},
@@ -111,7 +112,7 @@ def tables(*, common: Common = Common()) -> None:
             for name, column in item["columns"].items():
                 kind = column["type"] if len(column["type"]) < 30 else column["type"].split("<")[0]
                 lines.append(f"    {name:{width}}  {kind:24}  {column['doc']}")
-            lines.append(f"    python -c '{item['duckdb']}'\n")
+            lines.append(f"    python -c {shlex.quote(item['duckdb'])}\n")
         return "\n".join(lines)
 
     common.show({"tables": listed}, text)

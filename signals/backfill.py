@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from pipelines.errors import ConfigError
 from pipelines.storage import Home
-from signals import lake, transforms
+from signals import distil, lake, transforms
 from signals.config import SignalsConfig
 from signals.maintenance import sql_text
 from signals.norm_table import in_force
@@ -94,7 +94,17 @@ def chosen_days(start: date, end: date) -> str:
     return f"{DAY} >= '{start}' AND {DAY} < '{end}'"
 
 
-def backfill(spark: SparkSession, home: Home, config: SignalsConfig, name: str, *, start: date, end: date, now: datetime) -> "Backfilled":
+def backfill(
+    spark: SparkSession,
+    home: Home,
+    config: SignalsConfig,
+    name: str,
+    *,
+    start: date,
+    end: date,
+    now: datetime,
+    sessions_a_pass: int = distil.SESSIONS_A_PASS,
+) -> "Backfilled":
     """Compute the rewards of a range of days under `config.rewards` into `rewards_backfill`; the same name again replaces that range.
 
     Args:
@@ -105,45 +115,41 @@ def backfill(spark: SparkSession, home: Home, config: SignalsConfig, name: str, 
         start: First UTC day (of the turns' start).
         end: The day after the last.
         now: The instant that windows are closed against.
+        sessions_a_pass: How many sessions are computed at once.
 
     Raises:
         ConfigError: The range is empty, or holds no turns.
     """
     days = chosen_days(start, end)
-    turns = lake.turns(home, start, end, columns=["session_id", "started_at"])
-    if not turns.num_rows:
+    sessions = sorted(lake.turns(home, start, end, columns=["session_id"])["session_id"].unique().to_pylist())
+    if not sessions:
         held = lake.turns(home, columns=[DAY])[DAY]
         span = f"the lake holds turns from {pc.min(held)} to {pc.max(held)}" if len(held) else "the lake holds no turns"
         raise ConfigError(f"no turn started from {start} up to {end}; {span}")
-    names = turns["session_id"].unique()
-    ids = spark.createDataFrame(pa.table({"session_id": names}))
-    wanted = F.broadcast(transforms.with_bucket(ids, config.signals.buckets))
-    events = (
-        spark.read.format("delta")
-        .load(str(lake.path(home, "events")))
-        .where(F.col("date") >= F.lit(start - timedelta(days=config.signals.lookback_days)))
-    )
-    events = transforms.with_bucket(events.join(wanted, "session_id", "left_semi"), config.signals.buckets)
-    before = lake.last(lake.read(home, "distilled"), "distilled_at")
+    before = lake.last_distil(home)
     norms = in_force(home, config.rewards)
-    found = transforms.distilled(
-        events,
-        config.rewards,
-        now_ms=int(now.timestamp() * 1000),
-        tombstoned=frozenset(before["tombstoned"]) if before else frozenset(),
-        partitions=min(config.signals.buckets, config.spark.shuffle_partitions),
-        norms=norms,
-    )
-    rows = found.rewards.where(days).withColumns({"backfill": F.lit(name), "computed_at": F.lit(now)})
-    writer = rows.select(*TABLES[TABLE].schema.names).write.format("delta").mode("overwrite")
-    writer.option("replaceWhere", f"backfill = {sql_text(name)} AND {days}").save(str(lake.path(home, TABLE)))
+    for begin in range(0, len(sessions), sessions_a_pass):
+        names = pa.array(sessions[begin : begin + sessions_a_pass], pa.string())
+        wanted = F.broadcast(spark.createDataFrame(pa.table({"session_id": names})))
+        found = transforms.distilled(
+            distil.events_of(spark, home, names, wanted=wanted, since=start - timedelta(days=config.signals.lookback_days)),
+            config.rewards,
+            now_ms=int(now.timestamp() * 1000),
+            tombstoned=frozenset(before["tombstoned"]) if before else frozenset(),
+            partitions=config.spark.shuffle_partitions,
+            norms=norms,
+        )
+        rows = found.rewards.where(days).withColumns({"backfill": F.lit(name), "computed_at": F.lit(now)})
+        writer = rows.select(*TABLES[TABLE].schema.names).write.format("delta").mode("append" if begin else "overwrite")
+        writer = writer if begin else writer.option("replaceWhere", f"backfill = {sql_text(name)} AND {days}")
+        writer.save(str(lake.path(home, TABLE)))
     own = lake.scan(home, TABLE, None, (ds.field("backfill") == name) & (ds.field(DAY) >= start) & (ds.field(DAY) < end))
     trained = lake.rewards(home, start, end)
-    compared = compare(trained, own)
     versions = tuple(sorted(set(trained["reward_version"].to_pylist()) - {None}))
     return Backfilled(
-        name=name, reward_version=reward_version(config.rewards, norms), trained_versions=versions, rows=own.num_rows, compared=compared
-    )
+        name=name, reward_version=reward_version(config.rewards, norms), trained_versions=versions, rows=own.num_rows,
+        compared=compare(trained, own),
+    )  # fmt: skip
 
 
 def compare(trained: pa.Table, backfilled: pa.Table) -> Comparison:

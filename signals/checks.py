@@ -8,12 +8,12 @@ Takes: the lake (and the broker's offsets, where it answers). Gives: problems, e
 Leaves out: whether turns have outcomes (`distil.check_outcomes`) and whether a stream may start (`offsets.py`, asked here too).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from itertools import pairwise
 from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.errors import BrokerUnavailable, ContractViolation
@@ -63,37 +63,41 @@ class Figures:
 
 
 def booked(home: Home) -> Iterator[Problem]:
-    """Yield what is wrong with the ledger by itself: uneven batches, holes that no gap explains, offsets booked twice."""
-    rows = lake.read(home, "offset_ledger").to_pylist()
+    """Yield what is wrong with the ledger by itself: uneven batches, holes that no gap explains, offsets booked twice.
+
+    Asked after every batch of the continuous job, so it looks at columns: only rows at fault become Python.
+    """
+    ledger = lake.read(home, "offset_ledger")
     gaps = {(row["topic"], row["partition"], row["start"], row["end"]) for row in lake.read(home, "gaps").to_pylist()}
-    yield from uneven(rows)
-    yield from joined(rows, gaps=gaps)
+    yield from uneven(ledger)
+    yield from joined(ledger, gaps=gaps)
 
 
-def uneven(rows: Iterable[Mapping[str, Any]]) -> Iterator[Problem]:
+def uneven(ledger: pa.Table) -> Iterator[Problem]:
     """Yield batches of the ledger that hold more or fewer rows than offsets."""
-    for row in rows:
-        if (number := row["kept"] + row["quarantined"]) != row["end"] - row["start"]:
-            yield Problem(check="batch", found=f"{_name(row)}: {number} rows for offsets {row['start']} to {row['end']}", do=RESTORE)
+    rows, span = pc.add(ledger["kept"], ledger["quarantined"]), pc.subtract(ledger["end"], ledger["start"])
+    for row in ledger.filter(pc.not_equal(rows, span)).to_pylist():
+        number = row["kept"] + row["quarantined"]
+        yield Problem(check="batch", found=f"{_name(row)}: {number} rows for offsets {row['start']} to {row['end']}", do=RESTORE)
 
 
-def joined(rows: Iterable[Mapping[str, Any]], *, gaps: Set[tuple[str, int, int, int]]) -> Iterator[Problem]:
+def joined(ledger: pa.Table, *, gaps: Set[tuple[str, int, int, int]]) -> Iterator[Problem]:
     """Yield where the batches of a partition do not follow each other.
 
     Args:
-        rows: The ledger.
+        ledger: Rows of `offset_ledger`.
         gaps: Accepted losses: topic, partition, start, end.
     """
-    spans: dict[Part, list[tuple[int, int, str]]] = {}
-    for row in rows:
-        spans.setdefault((row["topic"], row["partition"]), []).append((row["start"], row["end"], _name(row)))
-    for (topic, partition), own in sorted(spans.items()):
-        own.sort()
-        for (_, end, before), (start, _, where) in pairwise(own):
-            if start < end:
-                yield Problem(check="overlap", found=f"{where} begins at {start}, but {before} went up to {end}", do=RESTORE)
-            if start > end and (topic, partition, end, start) not in gaps:
-                yield Problem(check="gap", found=f"{topic}-{partition}: offsets {end} to {start} are in no batch and in no gap", do=RESUME)
+    ordered = ledger.sort_by([(name, "ascending") for name in ("topic", "partition", "start", "end")])
+    one, two = ordered.slice(0, max(0, ordered.num_rows - 1)), ordered.slice(1)
+    same = pc.and_(pc.equal(one["topic"], two["topic"]), pc.equal(one["partition"], two["partition"]))
+    apart = pc.and_(same, pc.not_equal(one["end"], two["start"]))
+    for before, after in zip(one.filter(apart).to_pylist(), two.filter(apart).to_pylist(), strict=True):
+        topic, partition, end, start = before["topic"], before["partition"], before["end"], after["start"]
+        if start < end:
+            yield Problem(check="overlap", found=f"{_name(after)} begins at {start}, but {_name(before)} went up to {end}", do=RESTORE)
+        elif (topic, partition, end, start) not in gaps:
+            yield Problem(check="gap", found=f"{topic}-{partition}: offsets {end} to {start} are in no batch and in no gap", do=RESUME)
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -101,16 +105,16 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def totals(home: Home) -> dict[Part, dict[str, int]]:
-    """Return booked, removed and lost offsets, and the ledger's end, by partition."""
+    """Return booked, removed and lost offsets by partition."""
     found: dict[Part, dict[str, int]] = {}
 
     def part(row: Mapping[str, Any]) -> dict[str, int]:
-        return found.setdefault((row["topic"], row["partition"]), {"booked": 0, "removed": 0, "lost": 0, "end": 0})
+        return found.setdefault((row["topic"], row["partition"]), {"booked": 0, "removed": 0, "lost": 0})
 
-    for row in lake.read(home, "offset_ledger", columns=["topic", "partition", "start", "end"]).to_pylist():
-        own = part(row)
-        own["booked"] += row["end"] - row["start"]
-        own["end"] = max(own["end"], row["end"])
+    ledger = lake.read(home, "offset_ledger", columns=["topic", "partition", "start", "end"])
+    spans = ledger.append_column("booked", pc.subtract(ledger["end"], ledger["start"]))
+    for row in spans.group_by(["topic", "partition"]).aggregate([("booked", "sum")]).to_pylist():
+        part(row)["booked"] = row["booked_sum"]
     for row in lake.removals(home):
         part(row)["removed"] += row["rows"]
     for row in lake.read(home, "gaps").to_pylist():

@@ -3,9 +3,10 @@
 Native Spark: files are read as binary, hashed, and joined to the records by the hash, so a file that was altered joins nothing.
 
 Takes: records of a batch that are claims. Gives: the same records with the event's bytes as value, and a fault where there are none.
-Leaves out: what a claim is and who writes it (`pipelines/claims.py`), what the event is worth (`intake.py`).
+Leaves out: what a claim is and who writes it (`pipelines/claims.py`), what the event is worth (`intake.py`, asked here).
 """
 
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -13,6 +14,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipelines import claims
+from pipelines.storage import Home
+from signals import intake
+from signals.config import SignalsConfig
 
 MISSING: Final = "claim_missing"
 MISMATCH: Final = "claim_mismatch"
@@ -61,6 +65,28 @@ def redeem(spark: SparkSession, records: DataFrame, *, root: str) -> tuple[DataF
     judged = joined.withColumn("_fault", fault).localCheckpoint()
     whole = judged.where("_fault IS NULL").withColumn("value", F.col("_content")).select(*columns)
     return whole, {name: judged.where(F.col("_fault") == name).select(*columns) for name in FAULTS}
+
+
+def redeemed(judged: DataFrame, config: SignalsConfig, home: Home) -> DataFrame:
+    """Put events that lie in files in the place of the records that name them.
+
+    Args:
+        judged: From `intake.judged`, for which a claim is no event.
+        config: Limits.
+        home: The deployment.
+
+    Returns:
+        The same records and columns; a claim whose event cannot be had is refused with its fault as the reason.
+    """
+    claim = is_claim("raw") & F.col("reason").isNotNull()
+    place = ("topic", "partition", "offset")
+    records = judged.where(claim).select("key", F.col("raw").alias("value"), *place, F.col("arrived_at").alias("timestamp"))
+    whole, lost = redeem(judged.sparkSession, records, root=claims.root(config.kafka, home))
+    judge = partial(intake.judged, future_ms=int(config.signals.future_allowance_s * 1000))
+    found = judged.where(~claim).unionByName(judge(whole, max_bytes=config.kafka.max_claim_bytes))
+    for fault, frame in lost.items():
+        found = found.unionByName(judge(frame, max_bytes=config.kafka.max_event_bytes).withColumn("reason", F.lit(fault)))
+    return found
 
 
 def _exists(spark: SparkSession, uri: str) -> bool:

@@ -39,8 +39,6 @@ class JobsConfig(Section):
     """Length of a training cycle; the topic must keep records for three cycles and reward windows."""
     lookback_days: int = Field(default=30, ge=1)
     """A touched session is recomputed from events that arrived at most this long before its newest arrival."""
-    buckets: int = Field(default=4, ge=1)
-    """Partitions of the distilled tables (hash of the session id); fixed once a lake exists. More for large lakes."""
     quarantine_alert_share: float = Field(default=0.05, ge=0, le=1)
     """Share of quarantined records above which `run` warns."""
 

@@ -178,7 +178,7 @@ def append(home: Home, name: str, rows: Sequence[Mapping[str, Any]], *, transact
         return False
     properties = CommitProperties(app_transactions=[Transaction(*transaction)]) if transaction else None
     with boundary(path(home, name)):
-        write_deltalake(table, _arrow(TABLES[name], rows), mode="append", commit_properties=properties)
+        write_deltalake(table, _arrow(TABLES[name], rows), mode="append", schema_mode="merge", commit_properties=properties)
     return True
 
 
@@ -191,7 +191,9 @@ def replace_days(home: Home, name: str, rows: Sequence[Mapping[str, Any]], days:
     if not days:
         return
     with boundary(path(home, name)):
-        write_deltalake(open_table(home, name), _arrow(TABLES[name], rows), mode="overwrite", predicate=day_predicate(days))
+        write_deltalake(
+            open_table(home, name), _arrow(TABLES[name], rows), mode="overwrite", schema_mode="merge", predicate=day_predicate(days)
+        )
 
 
 def _arrow(table: Table, rows: Sequence[Mapping[str, Any]]) -> pa.Table:

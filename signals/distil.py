@@ -22,7 +22,7 @@ import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipelines.errors import ConfigError, ContractViolation
+from pipelines.errors import ContractViolation
 from pipelines.storage import Home
 from signals import lake, transforms
 from signals.config import SignalsConfig
@@ -48,6 +48,8 @@ class Touched:
     """Events of these sessions that arrived before this day are not looked at."""
     frontier: dict[str, int]
     """What the lake held when this was decided."""
+    news: bool = True
+    """Whether there is anything to write down: sessions, offsets or roll-backs that the last distil does not name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +74,15 @@ def touched(home: Home, config: SignalsConfig, *, now: datetime, tombstoned: fro
         now: The instant that windows are closed against.
         tombstoned: Policy versions whose release was rolled back.
         everything: Whether to take all sessions, as after a change of reward settings.
-
-    Raises:
-        ConfigError: The lake was written with another number of buckets.
     """
     frontier = lake.frontier(home)
-    before = None if everything else lake.last(lake.read(home, "distilled"), "distilled_at")
-    if before and before["buckets"] != config.signals.buckets:
-        raise ConfigError(f"signals.buckets is {config.signals.buckets}, but this lake was written with {before['buckets']}; set it back")
+    newest = lake.last_distil(home)
+    before = None if everything else newest
     known = dict(before["frontier"]) if before else {}
     sessions: set[str] = set()
     days: set[date] = set()
     for batch in _new_events(home, known, frontier):
-        sessions.update(batch.column("session_id").to_pylist())
+        sessions.update(batch.column("session_id").unique().to_pylist())
         days.update(batch.column("date").unique().to_pylist())
     changed = tombstoned ^ frozenset(before["tombstoned"] if before else ())
     due = ~ds.field("final") & (ds.field("closes_at") <= pa.scalar(now, pa.timestamp("us", tz="UTC")))
@@ -94,28 +92,21 @@ def touched(home: Home, config: SignalsConfig, *, now: datetime, tombstoned: fro
     if (first := pc.min(again["started_at"]).as_py()) is not None:
         days.add(first.date())
     since = min(days, default=now.date()) - timedelta(days=config.signals.lookback_days)
-    return Touched(sessions=frozenset(sessions), since=since, frontier=frontier)
+    same = newest is not None and dict(newest["frontier"]) == frontier and set(newest["tombstoned"]) == tombstoned
+    return Touched(sessions=frozenset(sessions), since=since, frontier=frontier, news=bool(sessions) or not same)
 
 
 def _new_events(home: Home, known: dict[str, int], frontier: dict[str, int]) -> Iterable[pa.RecordBatch]:
     """Yield session ids and days of events between two frontiers, in batches of bounded size."""
-    if not lake.exists(home, "events"):
-        return
-    condition = None
+    condition: lake.Condition = None
     for key, end in sorted(frontier.items()):
         topic, _, partition = key.rpartition("-")
-        start = known.get(key, 0)
-        if end > start:
-            own = (
-                (ds.field("topic") == topic)
-                & (ds.field("partition") == int(partition))
-                & (ds.field("offset") >= start)
-                & (ds.field("offset") < end)
-            )
+        if end > (start := known.get(key, 0)):
+            own = lake.offsets_between(topic, int(partition), start=start, end=end)
             condition = own if condition is None else condition | own
     if condition is not None:
-        dataset = lake.as_dataset(lake.open_table(home, "events"))
-        yield from dataset.scanner(columns=["session_id", "date"], filter=condition, batch_size=65_536).to_batches()
+        scanner = lake.dataset(home, "events").scanner(columns=["session_id", "date"], filter=condition, batch_size=65_536)
+        yield from scanner.to_batches()
 
 
 def distil(
@@ -128,7 +119,7 @@ def distil(
     tombstoned: frozenset[int] = frozenset(),
     after: Callable[[str], None] = lambda _step: None,
 ) -> Summary:
-    """Recompute sessions and replace their buckets.
+    """Recompute sessions and replace their days.
 
     Args:
         spark: The session.
@@ -148,14 +139,13 @@ def distil(
     ordered = sorted(what.sessions)
     for begin in range(0, len(ordered), SESSIONS_A_PASS):
         names = pa.array(ordered[begin : begin + SESSIONS_A_PASS], pa.string())
-        ids = spark.createDataFrame(pa.table({"session_id": names}))
-        wanted = F.broadcast(transforms.with_bucket(ids, config.signals.buckets))
+        wanted = F.broadcast(spark.createDataFrame(pa.table({"session_id": names})))
         found = transforms.distilled(
-            _events(spark, home, what.since, wanted, names),
+            events_of(spark, home, names, wanted=wanted, since=what.since),
             config.rewards,
             now_ms=int(now.timestamp() * 1000),
             tombstoned=tombstoned,
-            partitions=min(config.signals.buckets, config.spark.shuffle_partitions),
+            partitions=config.spark.shuffle_partitions,
             norms=norms,
         )
         own = _days(found.turns.select(DAY).union(found.edits.select(DAY))) | _days_before(home, ("turns", "edits"), names)
@@ -174,7 +164,6 @@ def distil(
                 "frontier": what.frontier,
                 "tombstoned": sorted(tombstoned),
                 "reward_version": reward_version(config.rewards, norms),
-                "buckets": config.signals.buckets,
                 "sessions": len(what.sessions),
                 "turns": turns,
                 "versions": lake.versions(home),
@@ -185,12 +174,20 @@ def distil(
     return Summary(sessions=len(what.sessions), turns=turns, outcomes=outcomes, conflicts=conflicts)
 
 
-def _events(spark: SparkSession, home: Home, since: date, wanted: DataFrame, names: pa.Array) -> DataFrame:
-    """Return the events of some sessions, with the buckets that `wanted` names."""
+def events_of(spark: SparkSession, home: Home, names: pa.Array, *, wanted: DataFrame, since: date) -> DataFrame:
+    """Return the events of some sessions that arrived since a day.
+
+    Args:
+        spark: The session.
+        home: The deployment.
+        names: Ids of the sessions, sorted.
+        wanted: The same as a data frame.
+        since: The day.
+    """
     events = spark.read.format("delta").load(str(lake.path(home, "events")))
     # Ids that sort by time lie in few files of a compacted day; the range lets Spark pass over the others.
     near = (F.col("date") >= F.lit(since)) & F.col("session_id").between(names[0].as_py(), names[-1].as_py())
-    return events.where(near).join(wanted, "session_id", "inner")
+    return events.where(near).join(wanted, "session_id", "left_semi")
 
 
 def _days(frame: DataFrame) -> set[date]:

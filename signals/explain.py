@@ -47,7 +47,7 @@ def session(home: Home, config: RewardsConfig, session_id: str) -> list[dict[str
         ConfigError: The lake has no such session.
     """
     rows = lake.events(home, session_id=session_id).to_pylist()
-    last = lake.last(lake.read(home, "distilled"), "distilled_at")
+    last = lake.last_distil(home)
     if not rows or last is None:
         raise ConfigError(f"the lake at {home.lake} has no distilled session {session_id!r}; distil first: tidegate signals run --once")
     stored = {row["turn_id"]: row for row in lake.read(home, "rewards", filters=[("session_id", "=", session_id)]).to_pylist()}

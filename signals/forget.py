@@ -25,7 +25,7 @@ from pipelines.errors import BrokerUnavailable, ContractViolation
 from pipelines.storage import Home, exclusive
 from signals import lake, offsets
 from signals.config import SignalsConfig
-from signals.maintenance import Removal, by_partition, committed, recount, remove, settle, sql_text
+from signals.maintenance import Removal, by_partition, committed, recount, remove, settle, sql_places, sql_text
 from signals.tables import DAY, TABLES
 
 COUNTED: Final = ("events", "quarantine")
@@ -87,15 +87,7 @@ def _quarantine(home: Home, person: Person, version: int) -> Removal:
     rows = lake.scan(home, "quarantine", ["topic", "partition", "offset", "key", "raw"], as_of=version)
     hits = [bool(found.search(row["raw"] or b"") or found.search(row["key"] or b"")) for row in rows.select(["key", "raw"]).to_pylist()]
     own = rows.filter(pa.array(hits, pa.bool_()))
-    listed = own.select(["topic", "partition", "offset"]).to_pylist()
-    by_part: dict[tuple[str, int], list[int]] = {}
-    for row in listed:
-        by_part.setdefault((row["topic"], row["partition"]), []).append(row["offset"])
-    parts = [
-        f'(topic = {sql_text(topic)} AND "partition" = {part} AND "offset" IN ({", ".join(map(str, sorted(numbers)))}))'
-        for (topic, part), numbers in sorted(by_part.items())
-    ]
-    return Removal(predicate=" OR ".join(parts) or "FALSE", rows=by_partition(own))
+    return Removal(predicate=sql_places(own), rows=by_partition(own))
 
 
 def _distilled(home: Home, person: Person) -> dict[str, int]:

@@ -153,8 +153,7 @@ def _distil(running: SparkSession, config: SignalsConfig, home: Home, flags: Fla
     now = distil.utc_now()
     tombstoned = read_tombstoned(flags.tombstoned)
     what = distil.touched(home, config, now=now, tombstoned=tombstoned, everything=flags.everything)
-    before = lake.last(lake.read(home, "distilled"), "distilled_at")
-    if not what.sessions and before and dict(before["frontier"]) == what.frontier and set(before["tombstoned"]) == tombstoned:
+    if not what.news:
         return None
     with spark.boundary("computing rewards"):
         return distil.distil(running, home, config, what, now=now, tombstoned=tombstoned)

@@ -37,7 +37,6 @@ create_missing = delta.create_missing
 day_predicate = delta.day_predicate
 exists = delta.exists
 holds_rows = delta.holds_rows
-as_dataset = delta.as_dataset
 nullable = delta.nullable
 open_table = delta.open_table
 path = delta.path
@@ -252,8 +251,13 @@ def consistent_versions(home: Home) -> dict[str, int]:
 
     Pin these to reproduce a training set: `lake.samples(home, as_of=consistent_versions(home)["samples"])`.
     """
-    newest = last(read(home, "distilled"), "distilled_at")
+    newest = last_distil(home)
     return dict(newest["versions"]) if newest else {}
+
+
+def last_distil(home: Home) -> dict[str, Any] | None:
+    """Return the row of the last finished distil, or None before the first."""
+    return last(read(home, "distilled"), "distilled_at")
 
 
 def last(table: pa.Table, by: str) -> dict[str, Any] | None:
@@ -268,12 +272,17 @@ def frontier(home: Home) -> dict[str, int]:
     return {f"{row['topic']}-{row['partition']}": row["end_max"] for row in grouped.to_pylist()}
 
 
+def offsets_between(topic: str, partition: int, *, start: int, end: int) -> ds.Expression:
+    """Return the condition of one Kafka partition's records from `start` up to, not including, `end`."""
+    own = (ds.field("topic") == topic) & (ds.field("partition") == partition)
+    return own & (ds.field("offset") >= start) & (ds.field("offset") < end)
+
+
 def removals(home: Home) -> list[dict[str, Any]]:
     """Return the rows of `removals` that came true: announced first, then carried as a transaction by the delete itself."""
     rows = read(home, "removals").to_pylist()
-    ids = {(row["table"], row["removal_id"]) for row in rows}
-    done = {(name, own) for name, own in ids if open_table(home, name).transaction_version(removal_transaction(own)) is not None}
-    return [row for row in rows if (row["table"], row["removal_id"]) in done]
+    tables = {name: open_table(home, name) for name in {row["table"] for row in rows}}
+    return [row for row in rows if tables[row["table"]].transaction_version(removal_transaction(row["removal_id"])) is not None]
 
 
 def removal_transaction(removal_id: str) -> str:
@@ -282,11 +291,12 @@ def removal_transaction(removal_id: str) -> str:
 
 
 def duckdb_line(home: Home, name: str) -> str:
-    """Return a line of Python that opens a table in DuckDB, to paste into a shell.
+    """Return a line of Python that opens a table in DuckDB, to paste into a Python shell.
 
-    DuckDB's own Delta extension is a download; deltalake hands the table over as Arrow instead, with no copy and no network.
+    DuckDB's own Delta extension is a download; Arrow hands the table over instead, with no copy and no network.
     """
     return (
-        f"import duckdb, deltalake; {name} = deltalake.DeltaTable({str(path(home, name))!r}).to_pyarrow_dataset(); "
+        "from pathlib import Path; import duckdb; from pipelines.storage import Home; from signals import lake; "
+        f"{name} = lake.dataset(Home(Path({str(home.root.absolute())!r})), {name!r}); "
         f'print(duckdb.sql("SELECT * FROM {name} LIMIT 20"))'
     )

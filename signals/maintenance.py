@@ -148,6 +148,20 @@ def sql_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def sql_places(records: pa.Table) -> str:
+    """Return the SQL condition that names records by `topic`, `partition` and `offset`."""
+    places: dict[tuple[str, int], list[int]] = {}
+    for row in records.select(["topic", "partition", "offset"]).to_pylist():
+        places.setdefault((row["topic"], row["partition"]), []).append(row["offset"])
+    return (
+        " OR ".join(
+            f'(topic = {sql_text(topic)} AND "partition" = {part} AND "offset" IN ({", ".join(map(str, sorted(numbers)))}))'
+            for (topic, part), numbers in sorted(places.items())
+        )
+        or "FALSE"
+    )
+
+
 def remove(home: Home, name: str, plan: Callable[[int], "Removal"], *, kind: str, now: datetime) -> int:
     """Delete rows of `events` or `quarantine`, so that the offset ledger still adds up; returns how many.
 

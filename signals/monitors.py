@@ -9,7 +9,7 @@ Leaves out: the statistics (`drift.py`, `drift_compare.py`), plots (`monitors_pl
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -195,10 +195,6 @@ def after_distil(home: Home, config: SignalsConfig, *, now: datetime, hourly: bo
         return
     level = logging.WARNING if found.latest.state in ("policy", "traffic") else logging.INFO
     LOG.log(level, "drift", extra={"fields": {"state": found.latest.state, "sentence": found.latest.sentence}})
-
-
-latest: Final[Callable[[Home], Latest | None]] = monitors_alarms.latest
-"""The newest look, read from run/drift.json."""
 
 
 def of_latest_hour(rows: Iterable[Row]) -> list[dict[str, Any]]:

@@ -17,9 +17,8 @@ from pipelines.metrics import Registry
 from pipelines.storage import Home, write_atomic
 
 FILE: Final = "drift.json"
-STATES: Final = ("unknown", "quiet", "traffic", "policy")
-"""From least to most serious. `policy` wins over `traffic`: it asks for somebody's hand."""
 State = Literal["unknown", "quiet", "traffic", "policy"]
+"""From least to most serious. `policy` wins over `traffic`: it asks for somebody's hand."""
 RUNBOOK: Final = "infra/runbooks/reward-drift.md"
 
 

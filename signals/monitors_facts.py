@@ -9,7 +9,7 @@ Takes: the home, the span, settings. Gives: `Facts`. Leaves out: what is measure
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, cast
 
 import numpy as np
@@ -21,6 +21,7 @@ from pipelines.storage import Home
 from signals import lake
 from signals.config import MonitorsConfig
 from signals.samples import COMPONENTS
+from signals.tables import DAY
 
 TURN: Final = ["session_id", "turn_id"]
 TURN_COLUMNS: Final = (
@@ -72,10 +73,11 @@ def load(home: Home, config: MonitorsConfig, *, since: datetime, until: datetime
     """
     span = [("started_at", ">=", since), ("started_at", "<", until), ("origin", "in", list(config.origins))]
     turns = _frame(lake.read(home, "turns", columns=TURN_COLUMNS, filters=span)).filter(pl.col("policy_version").is_not_null())
-    newest = lake.last(lake.read(home, "distilled"), "distilled_at")
+    newest = lake.last_distil(home)
     tombstoned = frozenset(newest["tombstoned"] or ()) if newest else frozenset()
     versions = sorted(turns["policy_version"].unique().to_list())
-    rewards = _frame(lake.read(home, "rewards", columns=REWARD_COLUMNS, filters=[("policy_version", "in", versions)] if versions else None))
+    recent = [(DAY, ">=", since.astimezone(UTC).date()), ("policy_version", "in", versions)]
+    rewards = _frame(lake.read(home, "rewards", columns=REWARD_COLUMNS, filters=recent))
     first = cast("datetime | None", turns["started_at"].min())
     for extra in (rewards, *_from_events(home, first or until), _surprise(home, first or until, versions)):
         turns = turns.join(extra, on=TURN, how="left")
@@ -91,10 +93,8 @@ def _frame(table: pa.Table) -> pl.DataFrame:
 def _events(home: Home, since: datetime) -> pl.DataFrame:
     """Return the events that facts come from, each id once; only the payload's own leaves are read, never token arrays."""
     kinds = ENVELOPE | PAYLOAD
-    if not lake.exists(home, "events"):
-        return pl.DataFrame(schema=kinds)
     with lake.boundary(lake.path(home, "events")):
-        dataset = lake.as_dataset(lake.open_table(home, "events"))
+        dataset = lake.dataset(home, "events")
         payload = dataset.schema.field("payload").type
         wanted: dict[str, Any] = {name: ds.field(name) for name in ENVELOPE}
         wanted |= {name: ds.field("payload", name) for name in PAYLOAD if payload.get_field_index(name) >= 0}
@@ -140,15 +140,13 @@ def _surprise(home: Home, since: datetime, versions: Sequence[int]) -> pl.DataFr
     Its mean is an unbiased estimate of the policy's entropy per token, because the tokens were drawn from the policy.
     """
     sums = [pl.DataFrame(schema={"session_id": pl.String, "turn_id": pl.String, "nats": pl.Float64, "nat_tokens": pl.Float64})]
-    if lake.exists(home, "samples"):
-        with lake.boundary(lake.path(home, "samples")):
-            dataset = lake.as_dataset(lake.open_table(home, "samples"))
-            chosen = ds.field("policy_version").isin(list(versions)) & (ds.field("served_at") >= since)
-            columns = [*TURN, "behaviour_logprobs"]
-            for batch in dataset.scanner(columns=columns, filter=chosen, batch_size=BATCH_ROWS).to_batches():
-                own = _frame(pa.Table.from_batches([batch.select(TURN)]))
-                nats, tokens = sums_of_packed(batch.column("behaviour_logprobs"))
-                sums.append(own.with_columns(pl.Series("nats", -nats), pl.Series("nat_tokens", tokens)))
+    chosen = ds.field("policy_version").isin(list(versions)) & (ds.field("served_at") >= since)
+    columns = [*TURN, "behaviour_logprobs"]
+    with lake.boundary(lake.path(home, "samples")):
+        for batch in lake.dataset(home, "samples").scanner(columns=columns, filter=chosen, batch_size=BATCH_ROWS).to_batches():
+            own = _frame(pa.Table.from_batches([batch.select(TURN)]))
+            nats, tokens = sums_of_packed(batch.column("behaviour_logprobs"))
+            sums.append(own.with_columns(pl.Series("nats", -nats), pl.Series("nat_tokens", tokens)))
     return pl.concat(sums).group_by(TURN).agg(pl.col("nats").sum(), pl.col("nat_tokens").sum())
 
 

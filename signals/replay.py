@@ -7,22 +7,21 @@ command finishes.
 Takes: Spark, the lake, settings. Gives: how many moved, and why the others did not. Leaves out: what an event is (`intake.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipelines import claims as claim_files
 from pipelines.errors import ConfigError
 from pipelines.storage import Home
 from signals import claims, distil, intake, lake
 from signals.config import SignalsConfig
-from signals.maintenance import committed
+from signals.maintenance import committed, sql_places
 
 RECORD: Final = ("topic", "partition", "offset")
 
@@ -64,16 +63,9 @@ def _records(spark: SparkSession, home: Home, reason: str | None) -> DataFrame:
 
 def _judged(spark: SparkSession, home: Home, config: SignalsConfig, reason: str | None) -> DataFrame:
     """Judge the records again; those that are claims are looked up again."""
-    records = _records(spark, home, reason)
     future_ms = int(config.signals.future_allowance_s * 1000)
-    limit = max(config.kafka.max_event_bytes, config.kafka.max_claim_bytes)
-    claim = F.coalesce(claims.is_claim("value"), F.lit(False))
-    plain = intake.judged(records.where(~claim), max_bytes=config.kafka.max_event_bytes, future_ms=future_ms)
-    whole, lost = claims.redeem(spark, records.where(claim), root=claim_files.root(config.kafka, home))
-    found = plain.unionByName(intake.judged(whole, max_bytes=limit, future_ms=future_ms))
-    for fault, frame in lost.items():
-        found = found.unionByName(intake.judged(frame, max_bytes=limit, future_ms=future_ms).withColumn("reason", F.lit(fault)))
-    return found
+    plain = intake.judged(_records(spark, home, reason), max_bytes=config.kafka.max_event_bytes, future_ms=future_ms)
+    return claims.redeemed(plain, config, home)
 
 
 def replay(
@@ -130,7 +122,7 @@ def _append(spark: SparkSession, home: Home, events: DataFrame, moved: pa.Table)
 
 def _distil(spark: SparkSession, home: Home, config: SignalsConfig, moved: pa.Table, *, now: datetime) -> None:
     """Step 2: compute the sessions again. Their offsets lie before the frontier, so no later run would."""
-    before = lake.last(lake.read(home, "distilled"), "distilled_at")
+    before = lake.last_distil(home)
     tombstoned = frozenset(before["tombstoned"]) if before else frozenset()
     sessions = frozenset(moved["session_id"].to_pylist())
     first: date = min(moved["date"].to_pylist())
@@ -142,16 +134,5 @@ def _distil(spark: SparkSession, home: Home, config: SignalsConfig, moved: pa.Ta
 
 def _take_out(home: Home, moved: pa.Table) -> None:
     """Step 3: take the records out of quarantine."""
-    predicate = " OR ".join(
-        f'(topic = \'{topic}\' AND "partition" = {partition} AND "offset" IN ({", ".join(map(str, numbers))}))'
-        for (topic, partition), numbers in _by_partition(moved.select([*RECORD]).to_pylist()).items()
-    )
     with lake.boundary(lake.path(home, "quarantine")):
-        committed("quarantine", lambda: lake.open_table(home, "quarantine").delete(predicate))
-
-
-def _by_partition(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[int]]:
-    found: dict[tuple[str, int], list[int]] = {}
-    for row in rows:
-        found.setdefault((row["topic"], row["partition"]), []).append(row["offset"])
-    return found
+        committed("quarantine", lambda: lake.open_table(home, "quarantine").delete(sql_places(moved)))

@@ -1,9 +1,9 @@
 """The append job: Kafka to the tables `events`, `quarantine` and `offset_ledger`, each record exactly once.
 
-A micro-batch is three commits, each carrying (stream, batch) as a Delta transaction, so that a batch that is run again after a kill is
-written once to each table, wherever the kill fell. Between them it is accounted for by what the table holds: per partition, rows kept and
-refused must equal end minus start and be as many as there are distinct offsets, or the ledger does not name the batch and the stream stops.
-Nothing is cached: Spark's cache of parsed events costs more than parsing them, so the few that were refused are read a second time.
+A micro-batch is a commit to each table, all carrying (stream, batch) as a Delta transaction, so that a batch that is run again after a
+kill is written once to each, wherever the kill fell. Before the last it is accounted for by what the tables hold: per partition, rows of
+events and quarantine must equal end minus start and be as many as there are distinct offsets, or the ledger does not name the batch and the
+stream stops. Events are not cached: Spark's cache of parsed events costs more than parsing them, so the few refused are read a second time.
 
 Takes: a Spark session, settings, the deployment's home. Gives: how many rows went where. Leaves out: what is an event
 (`intake.py`), whether the start is allowed (`offsets.py`), rewards (`distil.py`).
@@ -22,12 +22,10 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines import claims as claim_files
 from pipelines import kafka
 from pipelines.errors import ConfigError, ContractViolation, StageError
 from pipelines.storage import Home
@@ -83,18 +81,6 @@ def source_options(config: SignalsConfig, home: Home, *, starting: str) -> dict[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Records of one partition."""
-
-    kept: int
-    quarantined: int
-    distinct: int
-    """Different offsets among both."""
-    claims: int
-    """Records that name a file."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sink:
     """Writes one micro-batch."""
 
@@ -122,11 +108,14 @@ class Sink:
         planned = {partition: (starts.get(partition, 0), end) for partition, end in sorted(ends.items())}
         identity = offsets.transaction_id(stream)
         # 1. Events, in one pass and without a cache; skipped by Delta when (stream, batch) was committed before.
-        self._commit(intake.accepted(self._judged(records, self.config.kafka.max_event_bytes)), "events", identity, batch)
-        # 2. What the table does not hold now was refused, names a file, or is missing: read again, by its place.
-        kept = self._kept(planned)
-        refused = self._refuse(records, planned, kept, identity, batch)
-        rows = [self._booked(batch, partition, bounds, kept[partition], refused) for partition, bounds in planned.items()]
+        self._commit(intake.accepted(self._judged(records)), "events", identity, batch)
+        # 2. What no table holds now was refused, or names a file: read again, by its place, and written where it belongs.
+        held = self._held(planned)
+        rest = {partition: np.setdiff1d(np.arange(*bounds), np.concatenate(held[partition])) for partition, bounds in planned.items()}
+        if any(map(len, rest.values())):
+            self._write_rest(self._judged(_at(records, rest)), identity, batch)
+            held = self._held(planned)
+        rows = [self._booked(batch, partition, bounds, *held[partition]) for partition, bounds in planned.items()]
         # 3. The ledger last: what it names lies in the lake.
         lake.append(self.home, "offset_ledger", [row | {"stream": stream, "batch": batch} for row in rows], transaction=(identity, batch))
         self.after("offset_ledger")
@@ -134,91 +123,64 @@ class Sink:
         self.totals.rows += sum(row["kept"] for row in rows)
         self.totals.quarantined += sum(row["quarantined"] for row in rows)
 
-    def _kept(self, planned: Mapping[int, tuple[int, int]]) -> dict[int, np.ndarray]:
-        """Return the planned offsets that lie in the table of events, by partition."""
-        inside = [
-            (ds.field("partition") == partition) & (ds.field("offset") >= start) & (ds.field("offset") < end)
-            for partition, (start, end) in planned.items()
-        ]
-        condition = (ds.field("topic") == self.config.kafka.topic) & functools.reduce(operator.or_, inside)
-        found = lake.scan(self.home, "events", ["partition", "offset"], condition)
-        partitions, places = found["partition"].to_numpy(), found["offset"].to_numpy()
-        return {partition: places[partitions == partition] for partition in planned}
+    def _held(self, planned: Mapping[int, tuple[int, int]]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Return by partition the planned offsets that lie in `events`, and those that lie in `quarantine`."""
+        topic = self.config.kafka.topic
+        inside = [lake.offsets_between(topic, partition, start=start, end=end) for partition, (start, end) in planned.items()]
+        condition = functools.reduce(operator.or_, inside)
+        kept, refused = (
+            (found["partition"].to_numpy(), found["offset"].to_numpy())
+            for found in (lake.scan(self.home, name, ["partition", "offset"], condition) for name in ("events", "quarantine"))
+        )
+        return {part: (kept[1][kept[0] == part], refused[1][refused[0] == part]) for part in planned}
 
-    def _refuse(
-        self, records: DataFrame, planned: Mapping[int, tuple[int, int]], kept: Mapping[int, np.ndarray], identity: str, batch: int
-    ) -> dict[int, Counts]:
-        """Judge again what is not among the events, write it to quarantine, and redeem what names a file; returns counts by partition."""
-        rest = {partition: np.setdiff1d(np.arange(*bounds), kept[partition]) for partition, bounds in planned.items()}
-        if not any(map(len, rest.values())):
-            return {}
-        again = self._judged(_at(records, rest), self.config.kafka.max_event_bytes).persist()
+    def _write_rest(self, judged: DataFrame, identity: str, batch: int) -> None:
+        """Write to quarantine what was refused, and to events what a claim's file holds."""
+        judged = judged.persist()
         try:
-            counts = _counts(again)
-            if any(found.claims for found in counts.values()):
-                small, again = again, self._with_claims(records.sparkSession, again).persist()
-                counts = _counts(again)
-                small.unpersist()
-                self._commit(intake.accepted(again), "events", f"{identity}:claims", batch)
-            if any(found.quarantined for found in counts.values()):
-                self._commit(intake.refused(again), "quarantine", identity, batch)
+            if not judged.where(claims.is_claim("raw")).isEmpty():
+                whole = claims.redeemed(judged, self.config, self.home).persist()
+                self._commit(intake.accepted(whole), "events", f"{identity}:claims", batch)
+                judged.unpersist()
+                judged = whole
+            self._commit(intake.refused(judged), "quarantine", identity, batch)
         finally:
-            again.unpersist()
-        return counts
+            judged.unpersist()
 
-    def _booked(
-        self, batch: int, partition: int, bounds: tuple[int, int], kept: np.ndarray, refused: Mapping[int, Counts]
-    ) -> dict[str, Any]:
+    def _booked(self, batch: int, partition: int, bounds: tuple[int, int], kept: np.ndarray, refused: np.ndarray) -> dict[str, Any]:
         """Return the ledger's row of one partition.
 
+        Args:
+            batch: Its number, for the message.
+            partition: The partition.
+            bounds: Start and end of the batch.
+            kept: Offsets that lie in `events`.
+            refused: Offsets that lie in `quarantine`.
+
         Raises:
-            ContractViolation: Rows are missing from the batch, or came twice.
+            ContractViolation: Rows are missing from the lake, or came twice.
         """
         start, end = bounds
-        other = refused.get(partition, Counts(kept=0, quarantined=0, distinct=0, claims=0))
-        rows, distinct = len(kept) + other.kept + other.quarantined, len(np.unique(kept)) + other.distinct
+        rows, distinct = len(kept) + len(refused), len(np.union1d(kept, refused))
         if not rows == distinct == end - start:
             raise ContractViolation(
-                f"batch {batch}, partition {partition}: offsets {start} to {end} held {rows} records, {distinct} of them distinct, "
-                f"instead of {end - start}; a compacted or transactional topic cannot be accounted for, use a plain one"
+                f"batch {batch}, partition {partition}: offsets {start} to {end} are {rows} rows of the lake, {distinct} of them distinct, "
+                f"instead of {end - start}; a compacted or transactional topic cannot be accounted for, use a plain one; with a plain one, "
+                f"{offsets.WAY_OUT}"
             )
         return {
-            "topic": self.config.kafka.topic, "partition": partition, "start": start, "end": end, "kept": len(kept) + other.kept,
-            "quarantined": other.quarantined, "committed_at": datetime.now(UTC),
+            "topic": self.config.kafka.topic, "partition": partition, "start": start, "end": end, "kept": len(kept),
+            "quarantined": len(refused), "committed_at": datetime.now(UTC),
         }  # fmt: skip
 
-    def _judged(self, records: DataFrame, max_bytes: int) -> DataFrame:
-        return intake.judged(records, max_bytes=max_bytes, future_ms=int(self.config.signals.future_allowance_s * 1000))
-
-    def _with_claims(self, spark: SparkSession, judged: DataFrame) -> DataFrame:
-        """Put events that lie in files in the place of the records that name them."""
-        claim = claims.is_claim("raw") & F.col("reason").isNotNull()
-        columns = ("topic", "partition", "offset")
-        records = judged.where(claim).select("key", F.col("raw").alias("value"), *columns, F.col("arrived_at").alias("timestamp"))
-        whole, lost = claims.redeem(spark, records, root=claim_files.root(self.config.kafka, self.home))
-        found = judged.where(~claim).unionByName(self._judged(whole, self.config.kafka.max_claim_bytes))
-        for fault, frame in lost.items():
-            found = found.unionByName(self._judged(frame, self.config.kafka.max_event_bytes).withColumn("reason", F.lit(fault)))
-        return found
+    def _judged(self, records: DataFrame) -> DataFrame:
+        future_ms = int(self.config.signals.future_allowance_s * 1000)
+        return intake.judged(records, max_bytes=self.config.kafka.max_event_bytes, future_ms=future_ms)
 
     def _commit(self, frame: DataFrame, name: str, identity: str, batch: int) -> None:
         writer = frame.write.format("delta").mode("append").option("txnAppId", identity).option("txnVersion", str(batch))
         writer.option("mergeSchema", "true").save(str(lake.path(self.home, name)))
         self.after(name)
-
-
-def _counts(judged: DataFrame) -> dict[int, Counts]:
-    """Count judged records by partition."""
-    is_event = F.col("reason").isNull()
-    counted = judged.groupBy("partition").agg(
-        F.count_if(is_event).alias("kept"),
-        F.count_if(~is_event).alias("quarantined"),
-        F.count_distinct("offset").alias("distinct"),
-        F.count_if(~is_event & claims.is_claim("raw")).alias("claims"),
-    )
-    return {
-        row["partition"]: Counts(**{name: row[name] for name in ("kept", "quarantined", "distinct", "claims")}) for row in counted.collect()
-    }
 
 
 def _at(records: DataFrame, places: Mapping[int, np.ndarray]) -> DataFrame:

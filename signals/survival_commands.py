@@ -92,13 +92,13 @@ def _instant(text: str | None, option: str) -> float | None:
 
 def _since(text: str | None, edits: Path | None) -> float:
     """Return the instant from which edits count: as said, else the first of the file, else 30 days ago."""
-    from signals.survival_edits import from_file
+    from signals.survival_edits import edit_lines
 
     given = _instant(text, "--since")
     if given is not None:
         return given
     if edits is not None:
-        return min((subject.made_at_s for subject in from_file(edits, Path())), default=0.0)
+        return min((edit.made_at_ms / 1000 for edit in edit_lines(edits)), default=0.0)
     return time.time() - 30 * 86_400
 
 

@@ -265,7 +265,7 @@ def inside(root: Path, path: str) -> str | None:
         return None
 
 
-def from_file(path: Path, root: Path) -> list[Subject]:
+def edit_lines(path: Path) -> list[EditLine]:
     """Read an edits file: JSON lines with `edit_id, path, before, after, made_at_ms` and, to record, `session_id, user_key`.
 
     Raises:
@@ -276,21 +276,28 @@ def from_file(path: Path, root: Path) -> list[Subject]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"the edits file {path} cannot be read: {error.strerror}") from error
-    found: list[Subject] = []
+    found: list[EditLine] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            edit = EditLine.model_validate_json(line)
+            found.append(EditLine.model_validate_json(line))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             field = ".".join(map(str, first["loc"])) or "the line"
             raise ContractViolation(f"{path}:{number}: {field}: {first['msg']}") from error
-        given = edit.model_dump(exclude={"path", "before", "after", "made_at_ms"})
-        found.append(
-            Subject(path=inside(root, edit.path), made_at_s=edit.made_at_ms / 1000, tracked=track(edit.before, edit.after), **given)
-        )
     return found
+
+
+def from_file(path: Path, root: Path) -> list[Subject]:
+    """Return the edits of an edits file. Errors as `edit_lines`."""
+    return [
+        Subject(
+            path=inside(root, edit.path), made_at_s=edit.made_at_ms / 1000, tracked=track(edit.before, edit.after),
+            **edit.model_dump(exclude={"path", "before", "after", "made_at_ms"}),
+        )
+        for edit in edit_lines(path)
+    ]  # fmt: skip
 
 
 def from_tracker(home: Home, root: Path) -> list[Subject]:

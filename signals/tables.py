@@ -9,10 +9,10 @@ from typing import Final
 
 import pyarrow as pa
 
+from pipelines.codec import REASONS
 from signals.samples import SAMPLES
 from signals.wire import arrow_fields
 
-BUCKET: Final = "session_bucket"
 DAY: Final = "date"
 """Partition of events (by arrival) and of what is distilled from them (by the turn's start): a day that is over is not written again."""
 INSTANT: Final = pa.timestamp("us", tz="UTC")
@@ -56,7 +56,6 @@ _OUTCOME: Final = [
     _field("outcome", pa.string(), "scored, pending, no_evidence, not_trainable or infra_error; exactly one"),
     _field("outcome_reason", pa.string(), "detail of the outcome, e.g. no_consent; null when there is none"),
 ]
-_BUCKET: Final = _field(BUCKET, pa.int32(), "hash of session_id, so that a session's rows are computed together")
 _DAY: Final = _field(DAY, pa.date32(), "UTC day of the turn's start, the partition that is rewritten together")
 
 COMPONENT_DOCS: Final = {
@@ -90,7 +89,7 @@ QUARANTINE: Final = Table(
         [
             *_RECORD,
             *_ARRIVED,
-            _field("reason", pa.string(), "empty, oversized, malformed, unknown_version, unknown_type, missing_field, ..."),
+            _field("reason", pa.string(), f"{', '.join(sorted(REASONS))}, claim_missing, claim_mismatch or claim_foreign"),
             _field("detail", pa.string(), "the field at fault; null when there is none"),
             _field("key", pa.binary(), "record key as it arrived"),
             _field("raw", pa.binary(), "record value as it arrived"),
@@ -143,9 +142,7 @@ REMOVALS: Final = Table(
 CONFLICTS: Final = Table(
     name="conflicts",
     row="an event whose id was seen before with other content; not used",
-    schema=pa.schema(
-        [_field("session_id", pa.string(), "session"), _field("event_id", pa.string(), "the repeated id"), *_RECORD, _BUCKET, _DAY]
-    ),
+    schema=pa.schema([_field("session_id", pa.string(), "session"), _field("event_id", pa.string(), "the repeated id"), *_RECORD, _DAY]),
     partition_by=(DAY,),
 )
 TURNS: Final = Table(
@@ -183,7 +180,6 @@ TURNS: Final = Table(
             _field("interrupted", pa.bool_(), "whether the user stopped the turn"),
             _field("late", pa.int64(), "evidence after closes_at: counted, not used in the reward"),
             *_OUTCOME,
-            _BUCKET,
             _DAY,
         ]
     ),
@@ -208,7 +204,6 @@ EDITS: Final = Table(
             _field("survival_commit", pa.float64(), "share that stood at the last commit measured, in [0, 1]; truth, not in the reward"),
             _field("survival_24h", pa.float64(), "share that stood a day later, in [0, 1]; truth, not in the reward"),
             _field("survival_7d", pa.float64(), "share that stood a week later, in [0, 1]; truth, not in the reward"),
-            _BUCKET,
             _DAY,
         ]
     ),
@@ -239,7 +234,6 @@ REWARDS: Final = Table(
             _field("truth_evaluation", pa.float64(), "last external evaluation of the turn, however late, in [-1, 1]; null when none"),
             _field("matured_at", INSTANT, "when the reward became final; null before"),
             *_OUTCOME,
-            _BUCKET,
             _DAY,
         ]
     ),
@@ -282,12 +276,12 @@ BACKFILL: Final = Table(
 SAMPLES_TABLE: Final = Table(
     name="samples",
     row="one completion with its turn's reward; see signals/samples.py",
-    schema=pa.schema([*SAMPLES, _BUCKET, _DAY]),
+    schema=pa.schema([*SAMPLES, _DAY]),
     partition_by=(DAY,),
 )
 COUNTS: Final = Table(
     name="ledger_counts",
-    row="turns by policy version, arm, origin and outcome; sum over session_bucket and date",
+    row="turns by policy version, arm, origin and outcome; sum over date",
     schema=pa.schema(
         [
             _field("policy_version", pa.int64(), "null for foreign policies"),
@@ -295,7 +289,6 @@ COUNTS: Final = Table(
             _field("origin", pa.string(), "live, simulated, benchmark or imported"),
             *_OUTCOME,
             _field("turns", pa.int64(), "number of turns"),
-            _BUCKET,
             _DAY,
         ]
     ),
@@ -309,8 +302,7 @@ DISTILLED: Final = Table(
             _field("distilled_at", INSTANT, "the instant `now` that windows were closed against"),
             _field("frontier", pa.map_(pa.string(), pa.int64()), "topic-partition -> offset after the last event distilled"),
             _field("tombstoned", pa.list_(pa.int64()), "policy versions that were quarantined"),
-            _field("reward_version", pa.string(), "digest of reward code, weights and windows"),
-            _field("buckets", pa.int32(), "number of session buckets of the lake"),
+            _field("reward_version", pa.string(), "digest of reward code, weights, windows and norms"),
             _field("sessions", pa.int64(), "sessions recomputed"),
             _field("turns", pa.int64(), "turns in those sessions"),
             _field("versions", pa.map_(pa.string(), pa.int64()), "table -> Delta version after this distil"),
@@ -327,7 +319,7 @@ DRIFT: Final = Table(
             _field("window_end", INSTANT, "end of that hour, or the instant of the look when the hour was not over"),
             _field("policy_version", pa.int64(), "policy that is looked at"),
             _field("reference_version", pa.int64(), "policy it is compared with; itself when earlier hours are; null without one"),
-            _field("metric", pa.string(), "what is measured, see signals/monitors.py"),
+            _field("metric", pa.string(), "what is measured, see signals/monitors_metrics.py"),
             _field("about", pa.string(), "reward, policy, coverage, truth or traffic: what the metric is a property of"),
             _field("kind", pa.string(), "statistic: mean, correlation, psi, ks, wasserstein, page_hinkley, cusum or q05 to q95"),
             _field("value", pa.float64(), "the statistic, or the policy's figure for kind mean, correlation and quantiles"),

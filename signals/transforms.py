@@ -2,7 +2,7 @@
 
 The plain-Python mirror is `sessions.py`; property tests hold both equal. Facts of turns are in `turn_columns.py`, of edits in
 `edit_columns.py`; components, reward and outcome in `component_columns.py` and `judgement.py`. Rows of a session stay together: everything
-is grouped by (session_bucket, session_id, ...) on data partitioned by session_bucket once.
+is grouped by (session_id, ...) on data partitioned by session_id once.
 
 Takes: accepted events of whole sessions. Gives: the tables turns, edits, rewards, samples and conflicts as data frames.
 Leaves out: which sessions to compute, reading and writing (`distil.py`).
@@ -23,7 +23,7 @@ from signals.norm_columns import with_norms
 from signals.norms import NO_NORMS, Norms
 from signals.rewards import reward_version
 from signals.samples import COMPONENTS, Outcome
-from signals.tables import BUCKET, CONFLICTS, DAY, EDITS, EVENTS, REWARDS, SAMPLES_TABLE, TURNS, Table
+from signals.tables import CONFLICTS, DAY, EDITS, EVENTS, REWARDS, SAMPLES_TABLE, TURNS, Table
 from signals.turn_columns import MOMENT, SESSION, TURN, day, facts, instant, is_type, p, tool_calls
 
 PLACE: Final = ("topic", "partition", "offset")
@@ -41,11 +41,6 @@ class Distilled:
     rewards: DataFrame
     samples: DataFrame
     conflicts: DataFrame
-
-
-def with_bucket(events: DataFrame, buckets: int) -> DataFrame:
-    """Add the number that keeps a session's rows together in a shuffle."""
-    return events.withColumn(BUCKET, F.pmod(F.xxhash64("session_id"), F.lit(buckets)).cast("int"))
 
 
 def deduplicated(events: DataFrame) -> DataFrame:
@@ -151,17 +146,17 @@ def distilled(
     """Distil whole sessions.
 
     Args:
-        events: Accepted events of complete sessions, with `session_bucket`.
+        events: Accepted events of complete sessions.
         config: Window and weights.
         now_ms: The instant that windows are closed against.
         tombstoned: Policy versions whose release was rolled back.
-        partitions: Spark partitions to spread the buckets over.
+        partitions: Spark partitions to spread the sessions over.
         norms: What was usual.
 
     Each stage is materialised and its lineage cut (`localCheckpoint`): with lineage, Spark analyses the whole plan again at every step,
     which cost more than the computation (measured by stack samples on small batches).
     """
-    marked = deduplicated(without_arrays(events).repartition(partitions, BUCKET)).localCheckpoint()
+    marked = deduplicated(without_arrays(events).repartition(partitions, *SESSION)).localCheckpoint()
     kept = marked.where("_kept")
     done, calls = completions(kept), tool_calls(kept)
     turns = facts(kept, done, calls, config, now_ms).localCheckpoint()

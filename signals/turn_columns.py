@@ -16,9 +16,9 @@ from signals.components import FAILED, PASSED
 from signals.config import RewardsConfig
 from signals.facts import CONSENT, INVALID
 from signals.sessions import ACTING, CHECKED, OPENING, SAID
-from signals.tables import BUCKET, DAY
+from signals.tables import DAY
 
-SESSION: Final = (BUCKET, "session_id")
+SESSION: Final = ("session_id",)
 TURN: Final = (*SESSION, "turn_id")
 MOMENT: Final = ("occurred_at_ms", "event_id")
 """What orders a session's events."""

@@ -106,6 +106,22 @@ def test_events_that_kafka_deleted_unread_stop_the_job_until_a_person_accepts_th
     checks.quick(made.home)
 
 
+def test_a_batch_whose_events_are_not_in_the_table_is_not_booked(made: Deployment) -> None:
+    """Delta passes over a commit whose number it has seen, without a word: what counts is what the table holds."""
+    events = world(13, 3)
+    made.send(events)
+    with pytest.raises(Exception, match="dies here"):
+        made.append(after=stop_after("events"))
+    lake.open_table(made.home, "events").delete()
+    with pytest.raises(ContractViolation, match=r"are 0 rows of the lake.*--resume-from-ledger"):
+        made.append()
+    assert lake.read(made.home, "offset_ledger").num_rows == 0
+    stream.prepare(made.config, made.home, resume=True, accept_gap=False)
+    job.append_once(made.spark, made.config, made.home, stream.Totals())
+    assert sorted(lake.events(made.home)["event_id"].to_pylist()) == sorted(item.event_id for item in events)
+    assert made.check()["ok"]
+
+
 def test_partitions_that_are_added_while_a_batch_is_unfinished_are_read_exactly_once(made: Deployment) -> None:
     """Spark crashed for ever here (SPARK-53560) before it was fixed: the unfinished batch was planned with fewer partitions."""
     first, second = world(5, 3), world(6, 6)
@@ -244,7 +260,8 @@ def test_other_weights_are_tried_beside_the_trained_rewards(made: Deployment) ->
     scored = [row for row in trained.to_pylist() if row["reward"] is not None]
     both = [row for row in scored if side[row["session_id"], row["turn_id"]]["reward"] is not None]
     assert done.compared.turns == len(both) > 0
-    again = backfill.backfill(made.spark, made.home, made.config, "calls-only", start=day, end=day + timedelta(days=2), now=NOW)
+    span = {"start": day, "end": day + timedelta(days=2), "now": NOW}
+    again = backfill.backfill(made.spark, made.home, made.config, "calls-only", **span, sessions_a_pass=4)
     assert lake.read(made.home, "rewards_backfill").num_rows == trained.num_rows, "the same name replaces its range"
     assert (again.compared.correlation, again.compared.sign_changes) == (pytest.approx(1.0), 0.0)
     assert again.compared.kendall_tau in (None, 1.0)

@@ -11,7 +11,7 @@ from pipelines import kafka
 from pipelines.config import KafkaConfig
 from pipelines.events import Event, pack_ids, pack_logprobs
 from pipelines.storage import Home
-from signals import distil, job, lake, monitors, stream
+from signals import distil, job, lake, monitors, monitors_alarms, stream
 from signals.config import RewardsConfig, SignalsConfig, SparkConfig
 from signals.monitors_plot import draw
 from tests.support.spark import as_record, event
@@ -186,7 +186,7 @@ def test_a_second_run_writes_the_same_rows_and_no_new_version(lived: tuple[Home,
     # The last hours again: they are replaced, the others stay.
     monitors.run(home, config, now=now)
     assert lake.read(home, "drift").num_rows == len(stored)
-    latest = monitors.latest(home)
+    latest = monitors_alarms.latest(home)
     assert latest is not None
     assert latest.computed_at == now
 
@@ -209,7 +209,7 @@ def test_the_continuous_job_looks_once_an_hour(lived: tuple[Home, SignalsConfig]
     monitors.after_distil(home, config, now=now, hourly=True)
     for minutes, expected in ((59, now), (61, now + timedelta(minutes=61))):
         monitors.after_distil(home, config, now=now + timedelta(minutes=minutes), hourly=True)
-        latest = monitors.latest(home)
+        latest = monitors_alarms.latest(home)
         assert latest is not None
         assert latest.computed_at == expected
     monitors.after_distil(home, config, now=now, hourly=False)

@@ -26,7 +26,7 @@ def frame(spark: Any, rows: list[dict[str, Any]]) -> Any:
 
     full = [{"fingerprint": sessions.fingerprint(row), "topic": "t", "partition": 0, "offset": at} | row for at, row in enumerate(rows)]
     named = [field for field in EVENTS.schema if field.name not in ("arrived_at", "date")]
-    return transforms.with_bucket(spark.createDataFrame(pa.Table.from_pylist(full, schema=pa.schema(named))), 4)
+    return spark.createDataFrame(pa.Table.from_pylist(full, schema=pa.schema(named)))
 
 
 def distilled(spark: Any, rows: list[dict[str, Any]], norms: Norms = NO_NORMS) -> dict[str, dict[tuple[str, str], dict[str, Any]]]:

@@ -216,7 +216,7 @@ def test_a_turn_is_judged_when_its_window_closes_although_nothing_new_arrives(sp
     assert deployment.distil(now=closed_at).outcomes == {"no_evidence": 1}
 
 
-@pytest.mark.parametrize("step", ["events", "offset_ledger"])
+@pytest.mark.parametrize("step", ["events", "quarantine", "offset_ledger"])
 def test_a_batch_that_dies_between_two_commits_is_written_once(step: str, spark: Any, home: Home, kafka_config: KafkaConfig) -> None:
     deployment = Deployment(spark, home, kafka_config)
     events = world(11, 6)

@@ -43,7 +43,7 @@ def turn_row(session: str, *, user: str = "u1", days_ago: int = 0, policy: int =
     at = NOW - timedelta(days=days_ago)
     base = {
         "session_id": session, "turn_id": f"{session}-t", "turn_index": 0, "user_key": user, "origin": "live", "arm": "serving",
-        "policy_version": policy, "outcome": outcome, "started_at": at, "closes_at": at, "final": True, "reward": 0.5, "session_bucket": 0,
+        "policy_version": policy, "outcome": outcome, "started_at": at, "closes_at": at, "final": True, "reward": 0.5,
         "date": at.date(),
     }  # fmt: skip
     return base | more

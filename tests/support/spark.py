@@ -88,88 +88,11 @@ def made_up_session(rng: random.Random, name: str) -> list[Event]:
     }
     add("session_started", start, turn=None)
     for turn in range(rng.randrange(1, 5)):
-        message = rng.choice(MESSAGES)
-        if rng.random() < 0.95:
-            add(
-                "turn_started",
-                {
-                    "turn_index": turn,
-                    "message": message,
-                    "message_chars": len(message or "x"),
-                    "language": rng.choice(["en", "de", None]),
-                    "stack_traces": rng.choice([0, 0, 1]),
-                    "reply_delay_ms": rng.choice([None, 2_000, 90_000]),
-                    "edit_expected": rng.choice([None, 0.1, 0.5, 0.9]),
-                },
-                turn=turn,
-                step_ms=rng.choice([5_000, 3_000_000]),
-            )
+        add_opening(rng, add, turn)
         for step in range(rng.choice([0, 1, 1, 2])):
-            identity = f"{name}-c{turn}-{step}"
-            changes = rng.choice(
-                [
-                    {},
-                    {},
-                    {},
-                    {"duration_ms": None},
-                    {"prompt_ids": None},
-                    {"top_p": 0.9},
-                    {"capture_error": "cut"},
-                    {"finish_reason": "error"},
-                    {"ends_in_question": True, "claims": 0, "claims_unread": 0},
-                    {"ends_in_question": False, "claims": 3, "claims_unread": rng.randrange(4), "response_tokens": 4_000},
-                ]
-            )
-            add("completion", completion_payload(identity, step=step) | changes, turn=turn)
-            for call in range(rng.randrange(0, 3)):
-                add(
-                    "tool_call",
-                    {
-                        "tool_call_id": f"{identity}-k{call}",
-                        "completion_id": identity,
-                        "name": "edit_file",
-                        "arguments_valid": rng.random() < 0.8,
-                        "arguments_hash": rng.choice([None, "h1", "h2"]),
-                        "changes_before": rng.choice([None, 0, 0, 1]),
-                        "kind": rng.choice([None, "read", "edit"]),
-                        "independent": rng.choice([None, False, True]),
-                    },
-                    turn=turn,
-                )
-                add(
-                    "tool_result",
-                    {
-                        "tool_call_id": f"{identity}-k{call}",
-                        "result_class": rng.choice(["ok", "ok", "ok", "invalid_arguments", "timeout", "provider_error"])
-                        if rng.random() < 0.4
-                        else "ok",
-                    },
-                    turn=turn,
-                )
+            add_completion(rng, add, turn, identity=f"{name}-c{turn}-{step}", step=step)
         for edit in range(rng.randrange(0, 3)):
-            identity = f"{name}-d{turn}-{edit}"
-            if rng.random() < 0.95:
-                add("edit_proposed", {"edit_id": identity, "path_hash": "p", "chars_added": rng.randrange(0, 500)}, turn=turn)
-            for _ in range(rng.randrange(0, 3)):
-                add(
-                    "edit_decided",
-                    {"edit_id": identity, "decision": rng.choice(["accepted", "rejected", "partly", "undone"])},
-                    turn=turn,
-                    step_ms=rng.choice([900, 2_500_000]),
-                )
-            for horizon in rng.sample([0, 5, 300, 900, 86_400, 604_800], rng.randrange(0, 4)):
-                add(
-                    "edit_survival",
-                    {
-                        "edit_id": identity,
-                        "horizon_s": horizon,
-                        "survival_four_gram": 0.5,
-                        "survival_no_revert": rng.random(),
-                        "branch_changed": rng.random() < 0.2,
-                        "milestone": rng.choice([None, None, "commit"]),
-                    },
-                    turn=turn,
-                )
+            add_edit(rng, add, turn, identity=f"{name}-d{turn}-{edit}")
         if rng.random() < 0.1:
             add("interrupted", {"by": rng.choice(["user", "system", "policy"])}, turn=turn)
         if rng.random() < 0.1:
@@ -182,6 +105,75 @@ def made_up_session(rng: random.Random, name: str) -> list[Event]:
     if rng.random() < 0.6:
         add("session_ended", {"reason": "done"}, turn=None)
     return events
+
+
+def add_opening(rng: random.Random, add: Callable[..., None], turn: int) -> None:
+    """Add the user message that opens a turn, unless it was lost, soon or late."""
+    message = rng.choice(MESSAGES)
+    if rng.random() < 0.95:
+        opening = {
+            "turn_index": turn,
+            "message": message,
+            "message_chars": len(message or "x"),
+            "language": rng.choice(["en", "de", None]),
+            "stack_traces": rng.choice([0, 0, 1]),
+            "reply_delay_ms": rng.choice([None, 2_000, 90_000]),
+            "edit_expected": rng.choice([None, 0.1, 0.5, 0.9]),
+        }
+        add("turn_started", opening, turn=turn, step_ms=rng.choice([5_000, 3_000_000]))
+
+
+def add_completion(rng: random.Random, add: Callable[..., None], turn: int, *, identity: str, step: int) -> None:
+    """Add a completion, whole or with something amiss, and its tool calls with their results."""
+    changes = rng.choice(
+        [
+            {},
+            {},
+            {},
+            {"duration_ms": None},
+            {"prompt_ids": None},
+            {"top_p": 0.9},
+            {"capture_error": "cut"},
+            {"finish_reason": "error"},
+            {"ends_in_question": True, "claims": 0, "claims_unread": 0},
+            {"ends_in_question": False, "claims": 3, "claims_unread": rng.randrange(4), "response_tokens": 4_000},
+        ]
+    )
+    add("completion", completion_payload(identity, step=step) | changes, turn=turn)
+    for number in range(rng.randrange(0, 3)):
+        call = {
+            "tool_call_id": f"{identity}-k{number}",
+            "completion_id": identity,
+            "name": "edit_file",
+            "arguments_valid": rng.random() < 0.8,
+            "arguments_hash": rng.choice([None, "h1", "h2"]),
+            "changes_before": rng.choice([None, 0, 0, 1]),
+            "kind": rng.choice([None, "read", "edit"]),
+            "independent": rng.choice([None, False, True]),
+        }
+        add("tool_call", call, turn=turn)
+        classes = ["ok", "ok", "ok", "invalid_arguments", "timeout", "provider_error"]
+        result = {"tool_call_id": call["tool_call_id"], "result_class": rng.choice(classes) if rng.random() < 0.4 else "ok"}
+        add("tool_result", result, turn=turn)
+
+
+def add_edit(rng: random.Random, add: Callable[..., None], turn: int, *, identity: str) -> None:
+    """Add an edit, unless its proposal was lost, and what was decided and measured of it, soon or late."""
+    if rng.random() < 0.95:
+        add("edit_proposed", {"edit_id": identity, "path_hash": "p", "chars_added": rng.randrange(0, 500)}, turn=turn)
+    for _ in range(rng.randrange(0, 3)):
+        decided = {"edit_id": identity, "decision": rng.choice(["accepted", "rejected", "partly", "undone"])}
+        add("edit_decided", decided, turn=turn, step_ms=rng.choice([900, 2_500_000]))
+    for horizon in rng.sample([0, 5, 300, 900, 86_400, 604_800], rng.randrange(0, 4)):
+        measured = {
+            "edit_id": identity,
+            "horizon_s": horizon,
+            "survival_four_gram": 0.5,
+            "survival_no_revert": rng.random(),
+            "branch_changed": rng.random() < 0.2,
+            "milestone": rng.choice([None, None, "commit"]),
+        }
+        add("edit_survival", measured, turn=turn)
 
 
 def add_checks(rng: random.Random, add: Callable[..., None], turn: int) -> None:

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, Transaction
 from hypothesis import given
@@ -26,6 +27,10 @@ def batch(number: int, start: int, end: int, **changes: Any) -> dict[str, Any]:
         "committed_at": NOW,
     }  # fmt: skip
     return row | changes
+
+
+def table(rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(rows[::-1], schema=lake.nullable(lake.TABLES["offset_ledger"].schema))
 
 
 def record(offset: int, partition: int = 0) -> dict[str, Any]:
@@ -123,9 +128,9 @@ def test_the_share_of_refused_records_is_that_of_the_last_day(home: Home) -> Non
 def test_every_cut_into_batches_adds_up_and_a_missing_batch_never_does(cuts: list[int], dropped: int) -> None:
     spans = [(sum(cuts[:index]), sum(cuts[: index + 1])) for index in range(len(cuts))]
     rows = [batch(number, *span) for number, span in enumerate(spans)]
-    assert list(checks.uneven(rows)) == list(checks.joined(rows, gaps=set())) == []
+    assert list(checks.uneven(table(rows))) == list(checks.joined(table(rows), gaps=set())) == []
     inner = dropped % len(rows)
     left = rows[:inner] + rows[inner + 1 :]
     missing = [] if inner in (0, len(rows) - 1) else ["gap"]
-    assert [problem.check for problem in checks.joined(left, gaps=set())] == missing
-    assert list(checks.joined(left, gaps={("t", 0, *spans[inner])})) == []
+    assert [problem.check for problem in checks.joined(table(left), gaps=set())] == missing
+    assert list(checks.joined(table(left), gaps={("t", 0, *spans[inner])})) == []

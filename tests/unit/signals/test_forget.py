@@ -35,7 +35,7 @@ def home(tmp_path: Path) -> Home:
             rows = [row | {"completion_id": row["turn_id"], "attempt": 0, "consent": "train", "served_at": NOW} for row in rows]
         for _ in range(2):
             lake.replace_days(made, name, fitted(name, rows), [NOW.date()])
-    keys = {"policy_version": 1, "arm": "serving", "origin": "live", "outcome": "scored", "session_bucket": 0, "date": NOW.date()}
+    keys = {"policy_version": 1, "arm": "serving", "origin": "live", "outcome": "scored", "date": NOW.date()}
     lake.replace_days(made, "ledger_counts", [keys | {"turns": 2}], [NOW.date()])
     return made
 

@@ -16,7 +16,7 @@ from pipelines.errors import ConfigError, ContractViolation
 from pipelines.storage import Home
 from signals import lake
 from signals.samples import SAMPLES
-from signals.tables import BUCKET, DAY
+from signals.tables import DAY
 from tests.support.lakes import NOW, event_row, fitted, turn_row
 
 MONDAY, TUESDAY = date(2026, 3, 2), date(2026, 3, 3)
@@ -30,7 +30,6 @@ def count_row(day: date, outcome: str, turns: int) -> dict[str, object]:
         "outcome": outcome,
         "outcome_reason": None,
         "turns": turns,
-        BUCKET: 0,
         DAY: day,
     }
 
@@ -66,8 +65,11 @@ def test_the_same_rows_in_duckdb_polars_and_pandas(home: Home) -> None:
 
 
 def test_the_line_for_duckdb_works_when_it_is_pasted(home: Home) -> None:
-    line = f"{shlex.quote(sys.executable)} -c {shlex.quote(lake.duckdb_line(home, 'ledger_counts'))}"
-    done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-m", "signals", "tables", "--home", str(home.root)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    (line,) = [line.strip() for line in said.splitlines() if "python -c" in line and "ledger_counts LIMIT" in line]
+    pasted = line.replace("python", shlex.quote(sys.executable), 1)
+    done = subprocess.run(pasted, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "scored" in done.stdout
 
@@ -180,6 +182,19 @@ def test_columns_added_later_are_null_in_old_rows_and_filled_in_new_ones(tmp_pat
     assert lake.versions(home)["turns"] == version, "a table that is up to date is left alone"
 
 
+def test_a_column_that_is_no_longer_written_is_null_from_then_on(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    schema = lake.nullable(lake.TABLES["ledger_counts"].schema).append(pa.field("session_bucket", pa.int32()))
+    table = DeltaTable.create(lake.path(home, "ledger_counts"), schema=schema, partition_by=[DAY])
+    old = [count_row(MONDAY, "scored", 3) | {"session_bucket": 1}, count_row(TUESDAY, "scored", 4) | {"session_bucket": 2}]
+    write_deltalake(table, pa.Table.from_pylist(old, schema=schema), mode="append")
+    lake.create_missing(home)
+    lake.replace_days(home, "ledger_counts", [count_row(TUESDAY, "scored", 5)], [TUESDAY])
+    lake.append(home, "ledger_counts", [count_row(TUESDAY, "pending", 1)])
+    assert [(row["outcome"], row["turns"]) for row in lake.counts(home)] == [("pending", 1), ("scored", 8)]
+    assert lake.open_table(home, "ledger_counts").schema().to_arrow().names[-1] == "session_bucket"
+
+
 def test_fields_added_inside_a_payload_are_null_in_old_events(tmp_path: Path) -> None:
     home = Home(tmp_path)
     old = event_row(0, session="old", payload={"message": "hi"})
@@ -193,7 +208,8 @@ def test_fields_added_inside_a_payload_are_null_in_old_events(tmp_path: Path) ->
 
 def test_a_table_laid_out_by_an_earlier_release_is_refused_with_the_way_out(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    DeltaTable.create(lake.path(home, "turns"), schema=lake.nullable(lake.TABLES["turns"].schema), partition_by=[BUCKET])
+    schema = lake.nullable(lake.TABLES["turns"].schema).append(pa.field("session_bucket", pa.int32()))
+    DeltaTable.create(lake.path(home, "turns"), schema=schema, partition_by=["session_bucket"])
     with pytest.raises(ContractViolation, match="--once --everything"):
         lake.create_missing(home)
 

@@ -237,15 +237,15 @@ def test_packed_log_probabilities_are_summed_and_broken_ones_count_as_none() -> 
 
 def test_the_newest_look_survives_the_file_and_a_broken_file_is_no_look(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    assert monitors.latest(home) is None
+    assert monitors_alarms.latest(home) is None
     found = monitors.summary(look(BEFORE, after(invalid=0.5)), now=HOUR)
     monitors_alarms.write(home, found)
-    read = monitors.latest(home)
+    read = monitors_alarms.latest(home)
     assert read is not None
     assert (read.state, read.sentence, read.computed_at, len(read.alarms)) == (found.state, found.sentence, HOUR, len(found.alarms))
     assert {row["metric"] for row in read.figures} >= {"reward", "invalid_calls"}
     (home.run / monitors_alarms.FILE).write_text("{")
-    assert monitors.latest(home) is None
+    assert monitors_alarms.latest(home) is None
 
 
 def test_without_a_lake_there_is_nothing_to_say_and_an_empty_one_stays_as_it_is(tmp_path: Path) -> None:

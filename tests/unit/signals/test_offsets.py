@@ -178,3 +178,8 @@ def test_a_new_state_that_has_read_nothing_yet_may_start_where_the_lake_ends(hom
     folder = offsets.checkpoint(home)
     (folder / "metadata").write_text('{"id":"u2"}')
     offsets.verify(home, "t")
+    assert json.loads(offsets.starting_offsets(home, "t", {0: 9})) == {"t": {"0": 5}}
+    assert sorted(lake.events(home)["offset"].to_pylist()) == [0, 1, 2, 3, 4], "what the ledger names stays"
+    ledger(home, 0, {0: 9}, start=5, stream="another")
+    with pytest.raises(ContractViolation, match="the lake is ahead"):
+        offsets.verify(home, "t")
