@@ -40,11 +40,12 @@ def _figures(turns: list[dict[str, Any]], edits: list[dict[str, Any]], rewards: 
     }
 
 
-def _reward_means(rewards: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    means: dict[str, dict[str, float]] = {}
+def _reward_means(rewards: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """Return mean and number of each component; where nothing was seen the mean is null, for 0 would be a finding."""
+    means: dict[str, dict[str, float | None]] = {}
     for name in (*COMPONENTS, "reward"):
         values = [row[name] for row in rewards if row[name] is not None]
-        means[name] = {"mean": sum(values) / len(values) if values else 0.0, "n": len(values)}
+        means[name] = {"mean": sum(values) / len(values) if values else None, "n": len(values)}
     return means
 
 

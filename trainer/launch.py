@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from pipelines.errors import EngineUnavailable, TerminalError, TransientError
+from pipelines.errors import EngineUnavailable, StageError, StorageFull, TerminalError, TransientError
 from pipelines.terminal import progress
 from trainer import job as jobs
 from trainer.config import UpdateConfig
@@ -25,8 +26,12 @@ from trainer.config import UpdateConfig
 POLL_S: Final = 0.2
 TAIL_BYTES: Final = 4000
 LOG: Final = "ranks.log"
+AGENTS: Final = "agents"
+"""Where torchrun keeps its own files."""
 KILLED: Final = re.compile(r"exitcode\s*:\s*-9\b")
 """How torchrun reports a rank that got SIGKILL."""
+FULL_BYTES: Final = 1_000_000
+"""A disk with less room than this is full: the ranks' own words may not have fitted either."""
 PR_SET_PDEATHSIG: Final = 1
 """linux/prctl.h: deliver a signal when the parent ends."""
 
@@ -60,7 +65,9 @@ def command(folder: Path, settings: UpdateConfig) -> list[str]:
     if settings.launcher == "deepspeed":
         hosts = ["--hostfile", settings.hostfile, "--num_gpus", str(settings.world_size)]
         return [sys.executable, "-m", "deepspeed.launcher.runner", *hosts, "--no_local_rank", "--module", *rank]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={settings.nodes}", f"--nproc-per-node={settings.world_size}"]
+    # Without a folder of its own torchrun leaves one behind in the system's temporary folder each time.
+    own = [f"--log-dir={folder / AGENTS}", f"--nnodes={settings.nodes}", f"--nproc-per-node={settings.world_size}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *own]
     if settings.nodes == 1:
         return [*torchrun, "--standalone", "-m", *rank]
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={settings.rendezvous}", f"--rdzv-id={folder.name}"]
@@ -113,6 +120,7 @@ def run(folder: Path, *, label: str, on_step: Callable[[dict[str, Any]], None] =
         StageError: What a rank reported.
         EngineUnavailable: The ranks did not end in time.
         TransientError: A rank was killed from outside, as by a machine without memory.
+        StorageFull: No space left for checkpoints or the candidate.
         TerminalError: A rank died without a word; its last lines are in the message.
     """
     if finished := jobs.result(folder):
@@ -120,28 +128,35 @@ def run(folder: Path, *, label: str, on_step: Callable[[dict[str, Any]], None] =
     settings = jobs.read(folder).settings
     for stale in (jobs.FAILURE, jobs.PROGRESS):
         (folder / stale).unlink(missing_ok=True)
+    log = folder / LOG
+    begin = log.stat().st_size if log.exists() else 0  # what earlier runs of the job said is not about this one
     deadline = time.monotonic() + settings.timeout_s
     with ranks_of(folder, settings) as ranks:
         _follow(ranks, folder, label=label, on_step=on_step, deadline=deadline)
     if finished := jobs.result(folder):
         return finished
-    if failure := jobs.read_failure(folder):
-        raise failure
+    raise jobs.read_failure(folder) or _unspoken(folder, settings, code=ranks.returncode, begin=begin)
+
+
+def _unspoken(folder: Path, settings: UpdateConfig, *, code: int | None, begin: int) -> StageError:
+    """Say why ranks ended that left neither a result nor a failure, from what torchrun wrote behind `begin`."""
     log = folder / LOG
     with log.open("rb") as file:
-        file.seek(max(log.stat().st_size - TAIL_BYTES, 0))
+        file.seek(max(log.stat().st_size - TAIL_BYTES, begin))
         tail = file.read().decode(errors="replace")
+    if shutil.disk_usage(folder).free < FULL_BYTES:
+        return StorageFull(f"no space left at {folder}; free some and run the same command again")
     if "RendezvousTimeoutError" in tail or "RendezvousConnectionError" in tail:
-        raise TransientError(
+        return TransientError(
             f"not all {settings.nodes} nodes came to {settings.rendezvous} in {settings.collective_timeout_s:.0f} s; start "
             f"`tidegate trainer join` on the others, then give the same command again; see {log}"
         )
-    if KILLED.search(tail):
-        raise TransientError(
+    if code == -signal.SIGKILL or KILLED.search(tail):
+        return TransientError(
             f"a training rank was killed by the system, most often because memory ran out; the same command goes on from the last "
             f"checkpoint. Free memory, or lower trainer.world_size or trainer.max_tokens_per_micro_batch; see {log}"
         )
-    raise TerminalError(f"the training ranks ended with code {ranks.returncode} and no result; see {log}. Its end: ...{tail}")
+    return TerminalError(f"the training ranks ended with code {code} and no result; see {log}. Its end: ...{tail}")
 
 
 def _follow(

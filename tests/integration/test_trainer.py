@@ -227,7 +227,7 @@ def test_killed_twice_an_update_ends_bit_equal_to_an_uninterrupted_one(one_rank,
     assert result["checkpoint"] == one_rank[2]["checkpoint"]
 
 
-def test_a_non_finite_row_is_skipped_counted_and_named_and_the_rest_is_trained(one_rank, tmp_path):
+def test_a_non_finite_row_is_skipped_counted_and_named_and_the_rest_is_trained(one_rank, tmp_path, monkeypatch):
     from dataclasses import replace
 
     from trainer import launch
@@ -239,7 +239,10 @@ def test_a_non_finite_row_is_skipped_counted_and_named_and_the_rest_is_trained(o
     rows[5] = replace(rows[5], advantage=float("nan"))
     job = jobs.read(source).model_copy(update={"store": str(tmp_path / "store")})
     folder = open_job(tmp_path / "training", job, rows)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     result = launch.run(folder, label="update")
+    assert not [left.name for left in (tmp_path / "temporary").iterdir() if "torchelastic" in left.name]
     assert result["nonfinite_steps"] == 1
     assert result["quarantined_rows"] == 1
     assert all(np.isfinite(tensor).all() for tensor in weights(Path(result["path"])).values())
