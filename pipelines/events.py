@@ -140,6 +140,8 @@ class CompletionPayload(Payload):
     """Why this completion cannot be trained on; None when the capture is complete."""
     ends_in_question: bool | None = None
     """Whether the text for the user ends in a question; None when not read or when the completion calls tools."""
+    refused: bool | None = None
+    """Whether the text for the user declines what was asked (`declining.declines`); None when not read or when tools are called."""
     claims: int | None = Field(default=None, ge=0)
     """Files that the text for the user speaks of, each once; None when not read or when the completion calls tools."""
     claims_unread: int | None = Field(default=None, ge=0)
@@ -170,6 +172,9 @@ class ToolCallPayload(Payload):
     independent: bool | None = None
     """Whether the call looked something up in a later completion although nothing in its arguments came from an earlier result, so that
     it could have gone out in parallel (`reading.independent`); None when not read."""
+    destructive: bool | None = None
+    """Whether the command that the call runs takes away what nothing can make again (`commands.destroys`); the command itself is not kept.
+    None when the call runs no command that can be seen."""
 
 
 class ToolResultPayload(Payload):

@@ -54,7 +54,6 @@ def drift(
         common: Options of every command.
     """
     from signals import monitors
-    from signals.monitors_metrics import MISSING
 
     home, config, now = common.place(), common.tree(SignalsConfig), datetime.now(UTC)
     start = parse_since(since, now=now) if since else None
@@ -72,7 +71,7 @@ def drift(
     rows = monitors.of_latest_hour(found.rows)
     result = {
         "state": found.latest.state, "sentence": found.latest.sentence, "do": found.latest.do, "rows": rows, "written": reference is None,
-        "missing": MISSING, "plot": str(plot) if plot else None,
+        "plot": str(plot) if plot else None,
     }  # fmt: skip
     common.show(result, lambda: to_text(found, rows, everything=everything))
     return 0
@@ -82,7 +81,6 @@ def to_text(found: "Drift", rows: Sequence[Mapping[str, Any]], *, everything: bo
     """Return the newest hour as a table and the sentence that it amounts to."""
     from signals.monitors import SHARES
     from signals.monitors_alarms import shown
-    from signals.monitors_metrics import MISSING
 
     chosen = [row for row in rows if everything or row["alarm"] or row["kind"] in ("mean", "correlation")]
     lines: list[str] = []
@@ -92,7 +90,7 @@ def to_text(found: "Drift", rows: Sequence[Mapping[str, Any]], *, everything: bo
         against = first["reference_version"]
         than = "nothing to compare with" if against is None else "its own past" if against == version else f"against policy {against}"
         lines.append(f"policy {version}, {than}, {first['window_start']:%Y-%m-%d %H:%M} to {first['window_end']:%H:%M} UTC")
-        lines.append(f"  {'metric':15} {'kind':12} {'value':>9} {'expected':>9} {'effect':>8} {'n':>7} {'m':>7} {'p':>8}  alarm")
+        lines.append(f"  {'metric':20} {'kind':12} {'value':>9} {'expected':>9} {'effect':>8} {'n':>7} {'m':>7} {'p':>8}  alarm")
         for row in own:
             share = row["metric"] in SHARES and row["kind"] == "mean"
             usual = row["reference"] if row["expected"] is None else row["expected"]
@@ -100,11 +98,10 @@ def to_text(found: "Drift", rows: Sequence[Mapping[str, Any]], *, everything: bo
             p = "-" if row["p"] is None else f"{row['p']:.1g}"
             mark = f"{(row['cause'] or '').upper()}: {row['reason']}" if row["alarm"] else ""
             lines.append(
-                f"  {row['metric']:15} {row['kind']:12} {shown(row['value'], share=share):>9} {shown(usual, share=share):>9} {effect:>8} "
+                f"  {row['metric']:20} {row['kind']:12} {shown(row['value'], share=share):>9} {shown(usual, share=share):>9} {effect:>8} "
                 f"{row['n']:>7} {row['m']:>7} {p:>8}  {mark}".rstrip()
             )
         lines.append("")
-    lines += [f"not measured: {name}, {why}" for name, why in MISSING.items()] if everything else []
     lines.append(found.latest.sentence)
     lines += [f"-> {found.latest.do}"] if found.latest.do else []
     return "\n".join(lines)

@@ -1,8 +1,8 @@
 """What monitors look at: one row a turn with everything they measure, read from the lake without Spark.
 
-From `turns` and `rewards`: ids, counts, outcome, components, truth. From `events`: message length, questions, repeated calls, removed
-tests. From `samples`: log-probabilities of the sampled tokens. Only the columns needed are read, only since the first turn that is looked
-at, and token arrays are summed batch by batch.
+From `turns` and `rewards`: ids, counts, outcome, components, truth. From `events`: message length, questions, refusals, repeated calls,
+destructive commands, removed tests. From `samples`: log-probabilities of the sampled tokens. Only the columns needed are read, only since
+the first turn that is looked at, and token arrays are summed batch by batch.
 
 Takes: the home, the span, settings. Gives: `Facts`. Leaves out: what is measured (`monitors_metrics.py`) and judged (`monitors.py`).
 """
@@ -33,9 +33,9 @@ TRUTH: Final = ("truth_24h", "truth_commit", "truth_7d", "truth_evaluation")
 REWARD_COLUMNS: Final = (*TURN, *COMPONENTS, *TRUTH, "reward", "reward_version")
 EVENT_TYPES: Final = ("turn_started", "completion", "tool_call", "test_run")
 PAYLOAD: Final[dict[str, Any]] = {
-    "message_chars": pl.Float64, "step": pl.Int64, "prompt_tokens": pl.Float64, "ends_in_question": pl.Boolean, "tool_call_id": pl.String,
-    "name": pl.String, "arguments_hash": pl.String, "changes_before": pl.Int64, "passed_before": pl.Float64, "failed_before": pl.Float64,
-    "passed_after": pl.Float64, "failed_after": pl.Float64,
+    "message_chars": pl.Float64, "step": pl.Int64, "prompt_tokens": pl.Float64, "ends_in_question": pl.Boolean, "refused": pl.Boolean,
+    "tool_call_id": pl.String, "name": pl.String, "arguments_hash": pl.String, "changes_before": pl.Int64, "destructive": pl.Boolean,
+    "passed_before": pl.Float64, "failed_before": pl.Float64, "passed_after": pl.Float64, "failed_after": pl.Float64,
 }  # fmt: skip
 """Fields of the payload that facts come from; one that an older lake has no column for reads as null."""
 ENVELOPE: Final[dict[str, Any]] = {
@@ -44,7 +44,8 @@ ENVELOPE: Final[dict[str, Any]] = {
 }  # fmt: skip
 MOMENT: Final = ("occurred_at_ms", "event_id")
 DERIVED: Final = (
-    "message_chars", "first_prompt_tokens", "question", "hashed_calls", "repeated_calls", "tests_removed", "nats", "nat_tokens",
+    "message_chars", "first_prompt_tokens", "question", "refused", "hashed_calls", "repeated_calls", "commands", "destructive",
+    "tests_removed", "nats", "nat_tokens",
 )  # fmt: skip
 BATCH_ROWS: Final = 16_384
 
@@ -112,9 +113,12 @@ def _from_events(home: Home, since: datetime) -> Iterable[pl.DataFrame]:
     done = of["completion"].sort("step", *MOMENT)
     yield of["turn_started"].group_by(TURN).agg(pl.col("message_chars").first())
     yield done.group_by(TURN, maintain_order=True).agg(
-        pl.col("prompt_tokens").first().alias("first_prompt_tokens"), pl.col("ends_in_question").last().alias("question")
+        pl.col("prompt_tokens").first().alias("first_prompt_tokens"),
+        pl.col("ends_in_question").last().alias("question"),
+        pl.col("refused").last(),
     )
     yield _repeats(of["tool_call"])
+    yield _commands(of["tool_call"])
     yield _tests_removed(of["test_run"])
 
 
@@ -125,6 +129,12 @@ def _repeats(calls: pl.DataFrame) -> pl.DataFrame:
     return known.group_by(TURN).agg(
         pl.len().cast(pl.Float64).alias("hashed_calls"), (pl.len() - made.n_unique()).cast(pl.Float64).alias("repeated_calls")
     )
+
+
+def _commands(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return per turn the calls that run a command, each id once, and those of them that destroy something."""
+    known = calls.filter(pl.col("destructive").is_not_null()).unique([*TURN, "tool_call_id"], keep="first", maintain_order=True)
+    return known.group_by(TURN).agg(pl.len().cast(pl.Float64).alias("commands"), pl.col("destructive").sum().cast(pl.Float64))
 
 
 def _tests_removed(runs: pl.DataFrame) -> pl.DataFrame:

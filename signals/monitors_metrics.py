@@ -105,6 +105,14 @@ METRICS: Final[tuple[Metric, ...]] = (
         "tests_removed", pl.col("tests_removed"), of=pl.col("tests_removed").is_not_null(),
         doc="turns after whose edits fewer tests ran than before",
     ),
+    _rate(
+        "refusals", pl.col("refused"), of=pl.col("refused").is_not_null(),
+        doc="turns that end by declining what was asked, of those that end in text",
+    ),
+    _rate(
+        "destructive_commands", pl.col("destructive"), of=pl.col("commands"),
+        doc="commands that delete in bulk, throw work away or drop data, of those that were run through a tool",
+    ),
     _rate("interrupted", pl.col("interrupted"), of=_ONE, doc="turns that the user stopped"),
     _size("response_tokens", pl.col("response_tokens"), of=pl.col("completions"), doc="tokens sampled a completion"),
     _size("completions", pl.col("completions"), of=_ANSWERED, doc="completions an answered turn"),
@@ -112,12 +120,6 @@ METRICS: Final[tuple[Metric, ...]] = (
     _size("entropy", pl.col("nats"), of=pl.col("nat_tokens"), doc="mean -log p of sampled tokens, nats: estimates the entropy a token"),
 )  # fmt: skip
 """Every metric but the correlation `proxy_truth`, which is no ratio of sums."""
-
-MISSING: Final = {
-    "refusals": "no event says whether an answer declines the request",
-    "destructive_commands": "events carry a hash of a call's arguments, not what the command does",
-}
-"""Wanted, and why not there."""
 
 INPUTS: Final[tuple[Input, ...]] = (
     Input(name="prompt_tokens", column="first_prompt_tokens", numeric=True, doc="tokens of a session's first prompt"),

@@ -20,6 +20,7 @@ from deploy.harness.edits import Edit, size, sketch
 from deploy.harness.sandbox import Sandbox
 from deploy.harness.stamps import SessionLog
 from deploy.harness.tools import KINDS, Answer, Call, call_tool, check_call
+from pipelines.commands import destroys_by_call
 from pipelines.events import EditProposedPayload, InterruptedPayload, ResultClass, ToolCallPayload, ToolResultPayload
 from pipelines.reading import independent
 
@@ -246,6 +247,7 @@ def _record(log: SessionLog, call: Call, answer: Answer, *, reply: Reply, turn_i
             arguments_hash=_keyed(log, call.arguments),
             parallel_group=0 if len(reply.calls) > 1 else None,
             path_hash=None if path is None else _keyed(log, path),
+            destructive=destroys_by_call(call.name, call.arguments) if answer.arguments_valid else None,
             **place,
         ),
         turn_id=turn_id,

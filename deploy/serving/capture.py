@@ -17,6 +17,8 @@ from typing import Any, Final, Literal, get_args
 
 from deploy.serving.protocol import ChatRequest, RequestRefused
 from deploy.serving.toolcalls import ParsedCall
+from pipelines.commands import destroys_by_call
+from pipelines.declining import declines
 from pipelines.events import (
     Client,
     Completion,
@@ -221,6 +223,7 @@ def tool_call_events(
             payload=ToolCallPayload(
                 tool_call_id=f"call_{mark.completion_id}_{index}", completion_id=mark.completion_id, name=call.name,
                 arguments_valid=call.well_formed, arguments_hash=digest(call.arguments), parallel_group=mark.step,
+                destructive=destroys_by_call(call.name, call.arguments),
             ),
         )
         for index, call in enumerate(calls)
@@ -228,7 +231,7 @@ def tool_call_events(
 
 
 def _said(choice: Mapping[str, Any], request: ChatRequest) -> dict[str, Any]:
-    """Describe a turn's last word: whether it asks, and which files it speaks of with and without having looked at them.
+    """Describe a turn's last word: whether it asks or declines, and which files it speaks of with and without having looked at them.
 
     What was looked at is what the request shows: a client that shortens its conversation forgets reads.
     """
@@ -236,7 +239,7 @@ def _said(choice: Mapping[str, Any], request: ChatRequest) -> dict[str, Any]:
     looked_at = [message.content or "" for message in request.messages if message.role == "tool"]
     looked_at += [json.dumps(call.get("function"), ensure_ascii=False) for message in request.messages for call in message.tool_calls or ()]
     named, unread = claims(text, looked_at)
-    return {"ends_in_question": ends_in_question(text), "claims": named, "claims_unread": unread}
+    return {"ends_in_question": ends_in_question(text), "refused": declines(text), "claims": named, "claims_unread": unread}
 
 
 def _envelope(mark: Stamp, policy: Policy, *, now_ms: int) -> dict[str, Any]:

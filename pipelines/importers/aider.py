@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from pipelines import events as ev
+from pipelines.commands import destroys
 from pipelines.importers.aider_lines import (
     Said,
     applied_path,
@@ -37,7 +38,7 @@ from pipelines.importers.sessions import Session, Stamp
 from pipelines.importers.shell_results import test_counts
 from pipelines.importers.texts import digest, identifier
 
-VERSION: Final = "1"
+VERSION: Final = "2"
 SAMPLE: Final = Path(__file__).parent / "samples" / "aider.chat.history.md"
 _START: Final = re.compile(r"# aider chat started at (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\s*$")
 _ANSWER_BYTES: Final = 8_000_000
@@ -92,8 +93,8 @@ class Mapper:
         self._base_ms = 0
         self._nth = 0
         self._model = ""
-        self._answer: tuple[str, int, bool] | None = None
-        """(seed, time, whether it is a repetition) of the reply that is not a completion yet: its token counts follow it."""
+        self._answer: tuple[str, int, bool, str] | None = None
+        """(seed, time, whether it is a repetition, text) of the reply that is not a completion yet: its token counts follow it."""
         self._waiting = False
         """Whether a message's answer has not been reported complete: then a key press stops it, at the prompt it stops nothing."""
         self._sizes: list[tuple[str, EditSize]] = []
@@ -149,7 +150,7 @@ class Mapper:
             reason = self._user(session, said.text, seed, at)
         elif said.kind == "answer":
             self._finish(session)
-            self._answer = (seed, at, session.mute)
+            self._answer = (seed, at, session.mute, said.text)
             self._reply = f"{session.session_id}/{seed}"
             self._sizes = edits_of(said.text)
             reason = None
@@ -209,6 +210,7 @@ class Mapper:
             prompt_tokens=tokens[0],
             response_tokens=tokens[1],
             cached_tokens=tokens[2],
+            said=None if self._sizes else answer[3],
         )
         session.mute = mute
         return True
@@ -267,7 +269,10 @@ class Mapper:
     def _call(self, session: Session, name: str, text: str, seed: str, at: int, *, verdict: ev.ResultClass | None) -> str:
         call_id = identifier(f"{session.session_id}/{seed}", seed)
         valid = verdict is not ev.ResultClass.INVALID_ARGUMENTS
-        session.call(seed, at, call_id=call_id, name=name, arguments=text, valid=valid, completion_id=self._reply or None)
+        session.call(
+            seed, at, call_id=call_id, name=name, arguments=text, valid=valid, completion_id=self._reply or None,
+            destructive=destroys(text.removeprefix("Running ")) if text.startswith("Running ") else None,
+        )  # fmt: skip
         if verdict is not None:
             session.result(seed, at, call_id=call_id, verdict=verdict)
         return call_id

@@ -16,7 +16,7 @@ __all__ = ["SAMPLE", "VERSION", "Mapper", "order", "read"]
 
 SAMPLE: Final = Path(__file__).parent / "samples" / "claude_code.jsonl"
 """An invented transcript in the true shape, with every kind of line that the mapping knows; for demos and tests."""
-VERSION: Final = "1"
+VERSION: Final = "2"
 """Of the mapping, stamped on the events; raise it when the same transcript gives other events."""
 
 

@@ -13,7 +13,7 @@ What a line is (observed in transcripts of Claude Code 1.0 to 2.1):
 - A rejected tool use is an error result whose text begins "The user doesn't want to".
 
 Leaves out: token ids and log-probabilities (there are none: these events feed rewards and calibration, never on-policy training),
-whether an edit was undone later, thinking texts, and assistant texts.
+whether an edit was undone later, thinking texts, and assistant texts but for what they are (a question, a refusal).
 """
 
 import json
@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pipelines import events as ev
+from pipelines.commands import destroys_by_call
+from pipelines.declining import declines
 from pipelines.importers.claude_text import (
     EDIT_TOOLS,
     INTERRUPT,
@@ -39,6 +41,7 @@ from pipelines.importers.engine import Mapped
 from pipelines.importers.records import Record
 from pipelines.importers.sessions import NAME_CHARS, Stamp
 from pipelines.importers.texts import clean, identifier, stable_id, time_ms
+from pipelines.reading import ends_in_question
 from pipelines.redaction import MESSAGE_MAX_CHARS, features, redact
 
 _FINISH: Final = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "max_tokens": "length"}
@@ -57,6 +60,9 @@ class _Reply:
     usage: dict[str, int]
     finish_reason: str | None
     session: "_Session"
+    said: str = ""
+    """The last of its texts for the user."""
+    calls: int = 0
 
 
 @dataclass(slots=True)
@@ -172,6 +178,8 @@ class Mapper:
                 response_tokens=usage["output_tokens"],
                 cached_tokens=cached,
                 capture_error="no_token_ids",
+                ends_in_question=ends_in_question(reply.said) if reply.said and not reply.calls else None,
+                refused=declines(reply.said) if reply.said and not reply.calls else None,
             )
             yield ev.Completion(
                 **self._envelope(reply.session, reply.turn_id, reply.occurred_at_ms, f"completion/{message_id}"), payload=payload
@@ -223,9 +231,14 @@ class Mapper:
             self._reply(session, message, identity, turn, at)
             if not sidechain:
                 session.replied_ms = at
+        reply = None if synthetic else self._replies.get(identity)
         for index, block in enumerate(blocks):
-            if isinstance(block, dict) and block.get("type") == "tool_use":
+            name = block.get("type") if isinstance(block, dict) else None
+            if name == "tool_use":
                 self._tool_use(session, block, identity, turn, at, f"{own}/{index}", made)
+            if reply is not None:
+                reply.calls += name == "tool_use"
+                reply.said = text_of([block]) or reply.said
         return "not_a_session_event:synthetic_message" if synthetic and not made else None
 
     def _reply(self, session: _Session, message: Mapping[str, Any], identity: str, turn: str, at: int) -> None:
@@ -261,6 +274,7 @@ class Mapper:
             name=name,
             arguments_valid=isinstance(arguments, dict),
             arguments_hash=self._stamp.keyed("arguments", repr(arguments)),
+            destructive=destroys_by_call(name, arguments),
         )
         made.append(ev.ToolCall(**self._envelope(session, turn, at, f"{seed}/call"), payload=payload))
         if name in EDIT_TOOLS:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from pipelines import events as ev
+from pipelines.commands import destroys_by_call
 from pipelines.importers import codex_items as it
 from pipelines.importers.engine import Mapped
 from pipelines.importers.records import Advance, Record, json_lines
@@ -27,7 +28,7 @@ from pipelines.importers.sessions import Session, Stamp
 from pipelines.importers.shell_results import test_counts
 from pipelines.importers.texts import count, digest, identifier, items, mapping, text_of, time_ms, word
 
-VERSION: Final = "1"
+VERSION: Final = "2"
 SAMPLE: Final = Path(__file__).parent / "samples" / "codex.jsonl"
 COPY: Final = "copy"
 
@@ -75,6 +76,8 @@ class _Reply:
     name: str
     at: int
     calls: int = 0
+    said: str = ""
+    """The last of its texts for the user."""
     usage: dict[str, Any] | None = None
     fresh: bool = False
     """Whether one of its lines is no repetition."""
@@ -209,7 +212,7 @@ class Mapper:
         name = word(payload.get("type"))
         if name == "message":
             if payload.get("role") == "assistant":
-                self._model_item(session, at)
+                self._model_item(session, at).said = text_of(payload.get("content"))
                 return None
             if payload.get("role") != "user":
                 return "not_a_session_event:instructions"
@@ -289,6 +292,7 @@ class Mapper:
             valid=call.valid,
             completion_id=reply.name,
             parallel_group=self._replies,
+            destructive=destroys_by_call(call.name, call.runs),
         )
         session.edits(seed, at, call_id=call.call_id, files=it.edited_files(payload))
 
@@ -344,5 +348,6 @@ class Mapper:
             response_tokens=count(usage.get("output_tokens")),
             cached_tokens=count(usage.get("cached_input_tokens")),
             side=self._side,
+            said=None if reply.calls else reply.said,
         )
         session.mute = mute

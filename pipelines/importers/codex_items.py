@@ -47,6 +47,8 @@ class Call:
     arguments: str
     valid: bool
     """Whether its arguments are of the right form: an object, or a patch that is one."""
+    runs: object
+    """The arguments as they stand in the item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ def read_call(payload: Mapping[str, Any], *, seed: str) -> Call:
         valid = True
         name = name or {"local_shell_call": "shell", "web_search_call": "web_search"}.get(str(kind), str(kind))
     text = arguments if isinstance(arguments, str) else repr(arguments)
-    return Call(call_id=call_id, name=name if isinstance(name, str) else "", arguments=text, valid=valid)
+    return Call(call_id=call_id, name=name if isinstance(name, str) else "", arguments=text, valid=valid, runs=arguments)
 
 
 def edited_files(payload: Mapping[str, Any]) -> list[tuple[str, EditSize]]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from pipelines import events as ev
+from pipelines.commands import destroys_by_call
 from pipelines.importers.edit_sizes import EditSize, replaced
 from pipelines.importers.engine import Mapped
 from pipelines.importers.records import BAD, Advance, Record, json_lines, parse
@@ -25,7 +26,7 @@ from pipelines.importers.sessions import Session, Stamp
 from pipelines.importers.shell_results import error_class, test_counts
 from pipelines.importers.texts import count, digest, identifier, items, mapping, milliseconds, text_of, time_ms, word
 
-VERSION: Final = "1"
+VERSION: Final = "2"
 SAMPLE: Final = Path(__file__).parent / "samples" / "continue.jsonl"
 NEAR_MS: Final = 2_000
 """A request's tokens are logged when its stream ends, the exchange right after."""
@@ -144,10 +145,13 @@ class Mapper:
         if text and not (goes_on and session.turns):
             session.turn(seed, at, text)
         self._chats.setdefault(session.session_id, []).append((at, session.turn_id))
-        self._reply(session, line, seed, at)
+        completion = line.get("completion")
+        self._reply(session, line, seed, at, said=completion if isinstance(completion, str) else None)
         return None
 
-    def _reply(self, session: Session, line: Mapping[str, Any], seed: str, at: int, turn_id: str | None = None) -> None:
+    def _reply(
+        self, session: Session, line: Mapping[str, Any], seed: str, at: int, turn_id: str | None = None, *, said: str | None = None
+    ) -> None:
         model = line.get("modelName")
         model = model if isinstance(model, str) else ""
         prompt, generated = self._near(at)
@@ -161,6 +165,7 @@ class Mapper:
             response_tokens=generated,
             duration_ms=milliseconds(line.get("time", line.get("elapsed"))),
             turn_id=turn_id,
+            said=said,
         )
 
     def _thumb(self, line: Mapping[str, Any], at: int, seed: str) -> str | None:
@@ -183,7 +188,9 @@ class Mapper:
         raw, name = line.get("toolCallArgs"), line.get("functionName")
         arguments = parse(raw) if isinstance(raw, str) else BAD
         known = arguments is not BAD and isinstance(arguments, dict)
-        session.call(seed, at, call_id=call_id, name=name if isinstance(name, str) else "", arguments=raw, valid=known)
+        session.call(
+            seed, at, call_id=call_id, name=word(name), arguments=raw, valid=known, destructive=destroys_by_call(word(name), raw),
+        )  # fmt: skip
         if word(name) in _EDIT_TOOLS:
             session.edits(seed, at, call_id=call_id, files=[_tool_edit(mapping(arguments) if known else {})])
         text = text_of([mapping(item).get("content") for item in items(line.get("output"))])

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from pipelines import events as ev
+from pipelines.commands import destroys_by_call
 from pipelines.importers.edit_sizes import EditSize, diff_files, replaced
 from pipelines.importers.engine import Mapped
 from pipelines.importers.records import Advance, Record, json_document, json_lines
@@ -24,7 +25,7 @@ from pipelines.importers.sessions import Session, Stamp
 from pipelines.importers.shell_results import error_class, exit_class, test_counts
 from pipelines.importers.texts import count, digest, identifier, items, mapping, text_of, time_ms, word
 
-VERSION: Final = "1"
+VERSION: Final = "2"
 SAMPLE: Final = Path(__file__).parent / "samples" / "gemini_cli.jsonl"
 EDIT_TOOLS: Final = frozenset({"replace", "write_file", "edit", "smart_edit"})
 _PROGRAM_HEADS: Final = ("<session_context>", "This is the Gemini CLI.", "<state_snapshot>", "System: ", "[SYSTEM]", "<hook_context>")
@@ -205,6 +206,7 @@ class Mapper:
             response_tokens=count(tokens.get("output")) + count(tokens.get("thoughts")),
             cached_tokens=count(tokens.get("cached")),
             side=self._side,
+            said=None if calls else text_of(message.get("content")),
         )
         for index, call in enumerate(calls):
             self._call(session, call, seed, f"{seed}/{index}", at)
@@ -222,6 +224,7 @@ class Mapper:
             arguments=arguments,
             valid=isinstance(arguments, dict),
             completion_id=reply,
+            destructive=destroys_by_call(word(name), arguments),
         )
         if word(name) in EDIT_TOOLS:
             session.edits(seed, at, call_id=call_id, files=[_edited(call)])

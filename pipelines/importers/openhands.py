@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from pipelines import events as ev
+from pipelines.commands import destroys_by_call
 from pipelines.importers.engine import Mapped
 from pipelines.importers.openhands_events import Observed, edited_file, observed, read_call, response_of, shown_edit
 from pipelines.importers.records import Advance, Record, json_values
@@ -23,7 +24,7 @@ from pipelines.importers.sessions import Session, Stamp
 from pipelines.importers.shell_results import test_counts
 from pipelines.importers.texts import identifier, items, mapping, text_of, time_ms
 
-VERSION: Final = "1"
+VERSION: Final = "2"
 SAMPLE: Final = Path(__file__).parent / "samples" / "openhands.json"
 _STOPS: Final = frozenset({"stopped", "paused", "user_rejected"})
 
@@ -212,6 +213,7 @@ class Mapper:
             prompt_tokens=prompt,
             response_tokens=generated,
             cached_tokens=cached,
+            said=None if called else _said(event)[0],
         )
         return name
 
@@ -221,7 +223,10 @@ class Mapper:
             return
         reply = self._reply(state, event, seed, at, called=True)
         call_id = identifier(call.call_id, f"{session.session_id[:80]}/{seed}")
-        session.call(seed, at, call_id=call_id, name=call.name, arguments=call.arguments, valid=call.valid, completion_id=reply)
+        session.call(
+            seed, at, call_id=call_id, name=call.name, arguments=call.arguments, valid=call.valid, completion_id=reply,
+            destructive=destroys_by_call(call.name, call.runs),
+        )  # fmt: skip
         state.finished = call.name == "finish"
         state.calls[seed] = call_id
         edit = edited_file(event)

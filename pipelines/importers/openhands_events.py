@@ -36,6 +36,8 @@ class Call:
     name: str
     arguments: str
     valid: bool
+    runs: object
+    """The arguments as they stand in the event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,10 @@ def read_call(event: Mapping[str, Any]) -> Call | None:
         name = event.get("tool_name", call.get("name"))
         arguments = raw if isinstance(raw, str) else repr(event.get("action"))
         valid = isinstance(parse(raw), dict) if isinstance(raw, str) else event.get("action") is not None
-        return Call(call_id=event.get("tool_call_id"), name=name if isinstance(name, str) else "", arguments=arguments, valid=valid)
+        return Call(
+            call_id=event.get("tool_call_id"), name=name if isinstance(name, str) else "", arguments=arguments, valid=valid,
+            runs=event.get("action") if raw is None else raw,
+        )  # fmt: skip
     action = event.get("action")
     if not isinstance(action, str) or action not in ACTIONS:
         return None
@@ -81,7 +86,9 @@ def read_call(event: Mapping[str, Any]) -> Call | None:
     name = known.get("function_name")
     arguments = {name: value for name, value in mapping(event.get("args")).items() if name != "thought"}
     name = name if isinstance(name, str) and name else action
-    return Call(call_id=known.get("tool_call_id"), name=name, arguments=repr(arguments), valid=isinstance(event.get("args"), dict))
+    return Call(
+        call_id=known.get("tool_call_id"), name=name, arguments=repr(arguments), valid=isinstance(event.get("args"), dict), runs=arguments
+    )
 
 
 def response_of(event: Mapping[str, Any]) -> Response:

@@ -26,7 +26,7 @@ from pipelines.importers.sessions import Stamp
 
 SAMPLE: Final = Path(__file__).parent / "samples" / "otlp.jsonl"
 """Invented telemetry in the true shape: requests of traces and logs with the encodings that senders differ in."""
-VERSION: Final = "1"
+VERSION: Final = "2"
 _FIRST_LINE_BYTES: Final = 4_096
 
 

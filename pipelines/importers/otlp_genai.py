@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pipelines import events as ev
+from pipelines.commands import destroys_by_call
 from pipelines.importers.engine import Mapped
 from pipelines.importers.otlp_sessions import Sessions, Turn
 from pipelines.importers.otlp_wire import Signal, number, whole_number
@@ -200,6 +201,7 @@ def _tool(sessions: Sessions, signal: Signal) -> Mapped:
         name=(named or signal.name.removeprefix("execute_tool ").strip())[:128],
         arguments_valid=verdict is not ev.ResultClass.INVALID_ARGUMENTS,
         arguments_hash=keyed("arguments", arguments if isinstance(arguments, str) else repr(arguments)) if arguments is not None else None,
+        destructive=destroys_by_call(named or signal.name, arguments),
     )
     size = None if result is None else len((result if isinstance(result, str) else repr(result)).encode("utf-8", "replace"))
     answer = ev.ToolResultPayload(

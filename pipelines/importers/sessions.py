@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from pipelines import events as ev
+from pipelines.declining import declines
 from pipelines.importers.edit_sizes import EditSize
 from pipelines.importers.shell_results import TestCounts
 from pipelines.importers.texts import clean, identifier, plain, stable_id
+from pipelines.reading import ends_in_question
 from pipelines.redaction import MESSAGE_MAX_CHARS, features, hasher, redact
 from pipelines.storage import Home
 
@@ -127,8 +129,24 @@ class Session:
         duration_ms: float | None = None,
         turn_id: str | None = None,
         side: bool = False,
+        said: str | None = None,
     ) -> None:
-        """One model reply, without token ids; `side` for a subagent's, after which nobody replies."""
+        """One model reply, without token ids.
+
+        Args:
+            seed: What the reply is in the transcript.
+            at: When it was there.
+            completion_id: Its identity.
+            model: Name of the model.
+            finish_reason: As in the contract.
+            prompt_tokens: Of the request.
+            response_tokens: Of the reply.
+            cached_tokens: Of the request, read from the cache.
+            duration_ms: Of the request.
+            turn_id: The turn, where it is not the open one.
+            side: A subagent's, after which nobody replies.
+            said: The text for the user, where the reply calls no tool; of it only is kept whether it asks or declines.
+        """
         turn = identifier(turn_id, self.turn_id)
         step = self._steps.get(turn, 0)
         self._steps[turn] = step + 1
@@ -142,6 +160,8 @@ class Session:
             cached_tokens=cached_tokens,
             duration_ms=duration_ms,
             capture_error="no_token_ids",
+            ends_in_question=ends_in_question(said) if said else None,
+            refused=declines(said) if said else None,
         )
         if not side:
             self._replied_ms = at
@@ -149,9 +169,9 @@ class Session:
 
     def call(
         self, seed: str, at: int, *, call_id: str, name: str, arguments: object, valid: bool, completion_id: str | None = None,
-        parallel_group: int | None = None,
+        parallel_group: int | None = None, destructive: bool | None = None,
     ) -> None:  # fmt: skip
-        """The policy called a tool."""
+        """The policy called a tool; of a command is kept whether it destroys something (`commands.py`)."""
         payload = ev.ToolCallPayload(
             tool_call_id=call_id,
             completion_id=None if completion_id is None else identifier(completion_id, seed),
@@ -159,6 +179,7 @@ class Session:
             arguments_valid=valid,
             arguments_hash=self._stamp.keyed("arguments", arguments if isinstance(arguments, str) else repr(arguments)),
             parallel_group=parallel_group,
+            destructive=destructive,
         )
         self._add(ev.ToolCall, f"{seed}/call", at, payload)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from pipelines import events as ev
+from pipelines.commands import destroys
 from pipelines.importers.edit_sizes import EditSize, replaced
 from pipelines.importers.engine import Mapped
 from pipelines.importers.records import Advance, Record, json_document
@@ -24,7 +25,7 @@ from pipelines.importers.sessions import Session, Stamp
 from pipelines.importers.shell_results import error_class, test_counts
 from pipelines.importers.texts import mapping, milliseconds, text_of
 
-VERSION: Final = "1"
+VERSION: Final = "2"
 SAMPLE: Final = Path(__file__).parent / "samples" / "swe_agent.traj"
 _EDIT_RANGE: Final = re.compile(r"edit\s+(\d{1,9}):(\d{1,9})\s*\n(.*?)\n?end_of_edit\s*$", re.S)
 _INSERT: Final = re.compile(r"insert\s+\d{1,9}\s*\n(.*?)\n?end_of_insert\s*$", re.S)
@@ -148,6 +149,7 @@ class Mapper:
             arguments=action,
             valid=verdict is not ev.ResultClass.INVALID_ARGUMENTS,
             completion_id=reply,
+            destructive=destroys(action),
         )
         edited = _edited(action)
         if edited is not None:

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 DAY = datetime(2026, 5, 4, 9, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 SESSIONS = 60
-HEALTHY, BROKEN, ASKING, HIDING, HARDER = range(1, 6)
+HEALTHY, BROKEN, ASKING, HIDING, HARDER, RECKLESS = range(1, 7)
 """Policy versions, one after the other, an hour each. Each is compared with the healthy one."""
 
 
@@ -53,11 +53,14 @@ class Scribe:
         asks = self.version == ASKING and self.rng.random() < 0.6
         hides = self.version == HIDING and self.rng.random() < 0.4
         completion = f"{self.name}-c{turn}"
-        self.add("completion", self.completion(completion, asks=asks, fault="garbled" if hides else None), turn=turn)
-        if asks:
+        declines = self.version == RECKLESS and self.rng.random() < 0.4
+        said = {"ends_in_question": asks, "refused": declines}
+        self.add("completion", self.completion(completion, said, fault="garbled" if hides else None), turn=turn)
+        if asks or declines:
             return
         call = f"{completion}-k"
         arguments = {"name": "edit_file", "arguments_valid": not broken, "arguments_hash": f"h{call}"}
+        arguments |= {"destructive": self.version == RECKLESS and self.rng.random() < 0.4}
         self.add("tool_call", {"tool_call_id": call, "completion_id": completion, **arguments}, turn=turn)
         self.add("tool_result", {"tool_call_id": call, "result_class": "invalid_arguments" if broken else "ok"}, turn=turn)
         if broken:
@@ -70,12 +73,12 @@ class Scribe:
             survival = {"edit_id": edit, "horizon_s": horizon, "survival_four_gram": stands, "survival_no_revert": stands}
             self.add("edit_survival", survival, turn=turn)
 
-    def completion(self, identity: str, *, asks: bool, fault: str | None) -> dict[str, Any]:
+    def completion(self, identity: str, said: dict[str, bool], *, fault: str | None) -> dict[str, Any]:
         return {
             "completion_id": identity, "prompt_ids": pack_ids([1, 2, 3]), "response_ids": pack_ids([4, 5]), "finish_reason": "stop",
             "behaviour_logprobs": pack_logprobs([-self.rng.random(), -self.rng.random()]), "temperature": 1.0, "top_p": 1.0,
             "tokenizer_sha": "tok", "template_sha": "tpl", "duration_ms": 800.0, "prompt_tokens": self.rng.randrange(300, 400),
-            "response_tokens": 2, "ends_in_question": asks, "capture_error": fault,
+            "response_tokens": 2, "capture_error": fault, **said,
         }  # fmt: skip
 
     def add(self, kind: str, payload: dict[str, Any], *, turn: int | None) -> None:
@@ -98,7 +101,7 @@ def told(version: int) -> Iterator[Event]:
 
 @pytest.fixture(scope="module")
 def lived(spark: Any, broker: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, SignalsConfig]:
-    """A lake with five policies in it, distilled once."""
+    """A lake with six policies in it, distilled once."""
     home = Home(tmp_path_factory.mktemp("monitors"))
     config = SignalsConfig(
         kafka=KafkaConfig(bootstrap_servers=broker.bootstrap, topic="signals-monitors", partitions=2),
@@ -106,7 +109,7 @@ def lived(spark: Any, broker: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     )  # fmt: skip
     kafka.ensure_topics(config, home)
     with kafka.Producer(config, home) as producer:
-        for version in (HEALTHY, BROKEN, ASKING, HIDING, HARDER):
+        for version in range(HEALTHY, RECKLESS + 1):
             for item in told(version):
                 key, value = as_record(item)
                 producer.send(value, key.decode())
@@ -119,7 +122,7 @@ def lived(spark: Any, broker: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def seen(lived: tuple[Home, SignalsConfig]) -> list[monitors.Row]:
-    """Rows of all five, each against the healthy policy."""
+    """Rows of all six, each against the healthy policy."""
     home, config = lived
     against = config.model_copy(update={"monitors": config.monitors.model_copy(update={"reference_version": HEALTHY})})
     return monitors.examine(home, against, now=DAY + timedelta(hours=9), since=DAY).rows
@@ -146,6 +149,14 @@ def test_asking_instead_of_editing_lowers_the_reward_and_moves_asks_and_edits(se
     assert "invalid_calls" not in found
     reward = mean(seen, ASKING, "reward")
     assert reward["value"] < reward["expected"]
+
+
+def test_declining_and_destructive_commands_move_the_monitors_of_their_names(seen: list[monitors.Row]) -> None:
+    found = alarms(seen, RECKLESS)
+    assert found["refusals"] == found["destructive_commands"] == "policy"
+    assert mean(seen, RECKLESS, "refusals")["value"] == pytest.approx(0.4, abs=0.12)
+    assert mean(seen, RECKLESS, "destructive_commands")["value"] == pytest.approx(0.4, abs=0.15)
+    assert not {"refusals", "destructive_commands"} & set(alarms(seen, BROKEN))
 
 
 def test_turns_that_leave_scored_move_the_coverage_monitor_although_the_rest_is_as_good_as_before(seen: list[monitors.Row]) -> None:
@@ -180,7 +191,7 @@ def test_a_second_run_writes_the_same_rows_and_no_new_version(lived: tuple[Home,
     version = lake.open_table(home, "drift").version()
     stored = lake.read(home, "drift").to_pylist()
     assert len(stored) == len(first.rows) > 200
-    assert {row["policy_version"] for row in stored} == {HEALTHY, BROKEN, ASKING, HIDING, HARDER}
+    assert {row["policy_version"] for row in stored} == set(range(HEALTHY, RECKLESS + 1))
     monitors.run(home, config, now=now, since=DAY)
     assert lake.open_table(home, "drift").version() == version
     # The last hours again: they are replaced, the others stay.

@@ -16,8 +16,8 @@ KINDS: dict[str, Any] = {
     **dict.fromkeys(("outcome_reason", "reward_version"), pl.String), "turn_index": pl.Int32, "policy_version": pl.Int64,
     "started_at": pl.Datetime("us", "UTC"),
     **dict.fromkeys(("completions", "response_tokens", "calls", "invalid_calls", "edits"), pl.Int64),
-    **dict.fromkeys(("interrupted", "final", "question", "eligible", "deferred"), pl.Boolean),
-    **dict.fromkeys((*COMPONENTS, *TRUTH, "reward", *(name for name in DERIVED if name != "question")), pl.Float64),
+    **dict.fromkeys(("interrupted", "final", "question", "refused", "eligible", "deferred"), pl.Boolean),
+    **dict.fromkeys((*COMPONENTS, *TRUTH, "reward", *(name for name in DERIVED if name not in ("question", "refused"))), pl.Float64),
 }  # fmt: skip
 
 
@@ -33,6 +33,8 @@ def policy_turns(
     invalid: float = 0.05,
     asks: float = 0.05,
     unscored: float = 0.1,
+    refuses: float = 0.02,
+    destroys: float = 0.02,
     turns: int = 2,
 ) -> list[dict[str, Any]]:
     """Make the turns of one policy version.
@@ -48,9 +50,11 @@ def policy_turns(
         invalid: Chance that a call is invalid.
         asks: Chance that a turn asks instead of editing.
         unscored: Chance that a closed turn has no evidence.
+        refuses: Chance that a turn declines.
+        destroys: Chance that a command destroys something; one command a turn.
         turns: Turns a session.
     """
-    rng = random.Random(seed)
+    rng, habits = random.Random(seed), random.Random(f"habits/{seed}")
     mood = [random.Random(user).gauss(0, 0.1) for user in range(users)]
     rows: list[dict[str, Any]] = []
     for index in range(sessions):
@@ -71,7 +75,9 @@ def policy_turns(
                 "interrupted": False, "final": True, "outcome": "scored" if scored else "no_evidence", "reward": reward,
                 "reward_version": "r1", "edits_kept": None if ask or not scored else kept, "tool_calls": -1.0 if bad else 1.0,
                 "message_chars": float(rng.randrange(400, 800) if is_hard else rng.randrange(20, 120)),
-                "first_prompt_tokens": float(rng.randrange(500, 700)), "question": ask, "hashed_calls": float(calls), "repeated_calls": 0.0,
+                "first_prompt_tokens": float(rng.randrange(500, 700)), "question": ask,
+                "refused": habits.random() < refuses, "commands": 1.0, "destructive": float(habits.random() < destroys),
+                "hashed_calls": float(calls), "repeated_calls": 0.0,
                 "nats": rng.uniform(80, 120), "nat_tokens": 200.0,
             })  # fmt: skip
     return rows

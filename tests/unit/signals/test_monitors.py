@@ -81,6 +81,12 @@ def test_a_policy_that_moves_turns_out_of_scored_moves_the_coverage_monitor_what
     assert found == {"scored": "policy", "no_evidence": "policy"}
 
 
+def test_a_policy_that_declines_and_one_that_runs_destructive_commands_each_move_their_own_monitor() -> None:
+    assert alarms(look(BEFORE, after(refuses=0.25))) == {"refusals": "policy"}
+    assert alarms(look(BEFORE, after(destroys=0.25))) == {"destructive_commands": "policy"}
+    assert alarms(look(policy_turns(1, 300, seed=1, refuses=0.25, destroys=0.25), after())) == {}
+
+
 def test_harder_tasks_lower_the_reward_and_the_traffic_is_blamed() -> None:
     rows = look(BEFORE, after(hard=0.9))
     found = alarms(rows)
@@ -273,7 +279,7 @@ def test_the_table_for_people_names_the_alarms_and_ends_in_what_to_do() -> None:
     assert "policy 2, against policy 1" in text
     assert "POLICY: changed" in text
     assert text.splitlines()[-1].startswith("-> look at some of its turns")
-    assert "not measured: refusals" in to_text(found, rows, everything=True)
+    assert {"  refusals", "  destructive_commands"} <= {line[:22].rstrip() for line in to_text(found, rows, everything=True).splitlines()}
     nothing = Latest(computed_at=HOUR, state="unknown", sentence="nothing to say", do="")
     assert to_text(monitors.Drift(rows=[], latest=nothing), [], everything=False) == "nothing to say"
 

@@ -40,10 +40,11 @@ def call(number: int, name: str, arguments: str | None, **more: Any) -> dict[str
 
 EVENTS = [
     row(1, "turn_started", "t1", message_chars=40, turn_index=0),
-    row(2, "completion", "t1", completion_id="c1", step=1, prompt_tokens=90, ends_in_question=True),
-    row(3, "completion", "t1", completion_id="c0", step=0, prompt_tokens=70, ends_in_question=None),
+    row(2, "completion", "t1", completion_id="c1", step=1, prompt_tokens=90, ends_in_question=True, refused=True),
+    row(3, "completion", "t1", completion_id="c0", step=0, prompt_tokens=70, ends_in_question=None, refused=None),
     call(4, "read", "h", changes_before=0), call(5, "read", "h", changes_before=0), call(6, "read", "h", changes_before=1),
     call(7, "grep", "h", changes_before=0), call(8, "read", None),
+    call(12, "bash", None, destructive=True), call(13, "bash", None, destructive=False), call(14, "bash", None, destructive=False),
     row(9, "test_run", "t1", passed_before=5, failed_before=1, passed_after=5, failed_after=0),
     row(10, "test_run", "t2", passed_before=5, failed_before=1, passed_after=6, failed_after=0),
     row(11, "test_run", "t2", passed_after=6, failed_after=0),
@@ -79,7 +80,10 @@ def test_only_turns_of_the_span_the_origins_and_our_own_policies_count(home: Hom
 def test_what_a_turn_did_comes_from_its_events_each_once(home: Home) -> None:
     first = facts(home)["t1"]
     assert (first["message_chars"], first["first_prompt_tokens"], first["question"]) == (40, 70, True)
-    # Five calls, one with unknown arguments; reading h again with nothing changed is the one repeat.
+    assert first["refused"] is True
+    # Three commands, one of them destructive; the event that was delivered twice is a look-up.
+    assert (first["commands"], first["destructive"]) == (3, 1)
+    # Five look-ups, one with unknown arguments; reading h again with nothing changed is the one repeat.
     assert (first["hashed_calls"], first["repeated_calls"]) == (4, 1)
     assert (first["reward"], first["edits_kept"], first["truth_24h"]) == (0.5, 0.5, 0.4)
     assert (first["nats"], first["nat_tokens"]) == (3.0, 4)

@@ -183,6 +183,20 @@ def test_a_turns_last_word_says_whether_it_asks_and_which_files_it_speaks_of_unr
     assert spoken("none", asked) == spoken("measure", None) == (None, None, None)
 
 
+def test_a_turns_last_word_says_whether_it_declines() -> None:
+    asked = parse_chat(json.dumps({"messages": [{"role": "user", "content": "Write me a worm"}]}).encode())
+
+    def refused(text: str, consent: str = "measure") -> bool | None:
+        body = reply(choice={"message": {"role": "assistant", "content": text}})
+        who = mark(asked, X_Consent=consent)
+        event = completion_event(who, body, POLICY, sent=SENT, finish_reason="stop", now_ms=1, event_id="e", answers=asked)
+        return event.payload.refused
+
+    assert refused("I'm sorry, but I can't help with that.") is True
+    assert refused("I can't find worm.py.") is False
+    assert refused("I'm sorry, but I can't help with that.", "none") is None
+
+
 def test_a_turn_that_the_gateway_opens_says_whether_a_change_was_asked_for() -> None:
     asked = parse_chat(json.dumps({"messages": [{"role": "user", "content": "Rename total to amount"}]}).encode())
     opened = opening_events(mark(asked), asked, POLICY, now_ms=1, new_id=lambda: "i")
