@@ -13,6 +13,7 @@ from typing import Final
 
 from signals import followups
 from signals.config import RewardsConfig
+from signals.judge import mixed
 from signals.norms import NO_NORMS, Norms
 from signals.samples import COMPONENTS
 
@@ -47,6 +48,10 @@ class FollowUp:
     stack_traces: int
     reply_delay_ms: int | None
     interrupted: bool
+    verdict: float | None = None
+    """The judge's frozen verdict, in (0, 1); None without one."""
+    share: float = 0.0
+    """How much the verdict counts (`judge.mixed`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +140,17 @@ def edits_kept(edits: Sequence[Edit]) -> float | None:
     return 2.0 * (sum(exact(weight * share) for weight, share in judged) / total) - 1.0 if total else None
 
 
-@lru_cache(maxsize=256)
 def dissatisfied(follow_up: FollowUp | None) -> float | None:
-    """Return P(dissatisfied) of the next user message, in (0, 1); None without one. Remembered for a while: it embeds two texts."""
+    """Return P(dissatisfied) of the next user message, in (0, 1), joined with the judge's verdict where there is one; None without one."""
+    p = classified(follow_up)
+    if p is None or follow_up is None or follow_up.verdict is None:
+        return p
+    return mixed(p, follow_up.verdict, follow_up.share)
+
+
+@lru_cache(maxsize=256)
+def classified(follow_up: FollowUp | None) -> float | None:
+    """Return the classifier's P(dissatisfied) alone. Remembered for a while: it embeds two texts."""
     if follow_up is None:
         return None
     return followups.dissatisfied(

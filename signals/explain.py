@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from pipelines.errors import ConfigError
 from pipelines.storage import Home
-from signals import lake, norm_table, sessions
-from signals.components import edit_weight, kept_share
+from signals import lake, norm_table, sessions, verdict_store
+from signals.components import classified, edit_weight, kept_share
 from signals.config import RewardsConfig
+from signals.judge import Judged
 from signals.norms import Norms
 from signals.rewards import COSTS, IN_PLACE_OF_EDITS, OUTCOMES, reward_version
 from signals.tables import COMPONENT_DOCS
@@ -54,10 +55,10 @@ def session(home: Home, config: RewardsConfig, session_id: str) -> list[dict[str
     # A window that was open at the turn's last distil is judged as it was judged then.
     final = {row["turn_id"]: row["final"] for row in lake.read(home, "turns", filters=[("session_id", "=", session_id)]).to_pylist()}
     now_ms = int(last["distilled_at"].timestamp() * 1000)
-    norms = norm_table.in_force(home, config)
-    turns = sessions.distil(rows, config, now_ms=now_ms, tombstoned=frozenset(last["tombstoned"]), norms=norms)
+    norms, judged = norm_table.in_force(home, config), verdict_store.in_force(home)
+    turns = sessions.distil(rows, config, now_ms=now_ms, tombstoned=frozenset(last["tombstoned"]), norms=norms, judged=judged)
     events = {row["event_id"]: row for row in rows}
-    return [_explained(item, config, norms, stored.get(item.turn_id), events) for item in turns if item.turn_id in final]
+    return [_explained(item, config, norms, judged, stored.get(item.turn_id), events) for item in turns if item.turn_id in final]
 
 
 def _rule(name: str, item: sessions.TurnResult) -> str:
@@ -95,7 +96,7 @@ def _components(item: sessions.TurnResult, config: RewardsConfig, norms: Norms) 
 
 
 def _explained(
-    item: sessions.TurnResult, config: RewardsConfig, norms: Norms, stored: dict[str, Any] | None, events: dict[str, Any]
+    item: sessions.TurnResult, config: RewardsConfig, norms: Norms, judged: Judged, stored: dict[str, Any] | None, events: dict[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
     number = None if stored is None else stored["reward"]
     agrees = number == item.reward or (number is not None and item.reward is not None and abs(number - item.reward) < 1e-9)
@@ -103,10 +104,11 @@ def _explained(
     return {
         "session_id": item.session_id, "turn_id": item.turn_id, "turn_index": item.turn_index, "policy_version": item.policy_version,
         "outcome": item.outcome.value, "outcome_reason": item.outcome_reason, "reward": item.reward, "stored": number, "agrees": agrees,
-        "reward_version": reward_version(config, norms), "norms_version": norms.version or None,
+        "reward_version": reward_version(config, norms, judged=judged.version), "norms_version": norms.version or None,
         "stored_version": stored["reward_version"] if stored else None,
         "closes_at": datetime.fromtimestamp(item.closes_at_ms / 1000, UTC).isoformat(), "final": item.course.final, "late": item.late,
-        "components": _components(item, config, norms), "dissatisfied": item.dissatisfied, "asked": item.asked, "deferred": item.deferred,
+        "components": _components(item, config, norms), "dissatisfied": item.dissatisfied,
+        "judge": _judge(item, judged), "asked": item.asked, "deferred": item.deferred,
         "facts": {name: getattr(evidence, name) for name in FACTS},
         "checks": {name: value for name in evidence.checks.__slots__ if (value := getattr(evidence.checks, name)) is not None},
         "shared": [{"share": share, "score": score} for share, score in evidence.shared],
@@ -122,6 +124,14 @@ def _explained(
         "events": [{"event_id": identity, "type": events[identity]["type"], "at_ms": events[identity]["occurred_at_ms"],
                     "partition": events[identity].get("partition"), "offset": events[identity].get("offset")} for identity in item.sources],
     }  # fmt: skip
+
+
+def _judge(item: sessions.TurnResult, judged: Judged) -> dict[str, Any] | None:
+    """Return the judge's part in P(dissatisfied); None where it has no verdict on the next message."""
+    follow_up = item.evidence.follow_up
+    if follow_up is None or follow_up.verdict is None or item.dissatisfied is None:
+        return None
+    return {"verdict": follow_up.verdict, "share": follow_up.share, "classifier": classified(follow_up), "version": judged.version}
 
 
 def text(item: dict[str, Any]) -> str:
@@ -143,7 +153,13 @@ def text(item: dict[str, Any]) -> str:
         kept = "no evidence" if edit["kept"] is None else f"kept {edit['kept']:.3f} x {edit['weight']:.2f}"
         lines.append(f"      edit {edit['edit_id']}: {kept} (decision {edit['decision']}, survival {_number(edit['survival'])})")
     if item["dissatisfied"] is not None:
-        lines.append(f"      next message: P(dissatisfied) {item['dissatisfied']:.3f}")
+        judge = item["judge"]
+        how = (
+            ""
+            if judge is None
+            else " = classifier {classifier:.3f} and judge {verdict:.3f} with share {share} of the log-odds".format(**judge)
+        )
+        lines.append(f"      next message: P(dissatisfied) {item['dissatisfied']:.3f}{how}")
     facts = {name: value for name, value in (item["facts"] | item["checks"]).items() if value is not None}
     lines.append("      " + ", ".join(f"{name} {value}" for name, value in facts.items()))
     lines += [f"      said of the session: {said['score']:+.2f}, this turn's share {said['share']:.3f}" for said in item["shared"]]

@@ -1,6 +1,6 @@
-"""`tidegate signals followup`: fit the follow-up model on labels, and score messages with it.
+"""`tidegate signals followup`: fit the follow-up model on labels, score messages with it, ask the judge where it is unsure.
 
-Takes: label and message files. Gives: a head file and its report; probabilities as JSON lines on stdout.
+Takes: label and message files, the lake. Gives: a head file and its report; probabilities as JSON lines on stdout; frozen verdicts.
 Leaves out: the model (`followups.py`) and its fit (`fitting.py`).
 """
 
@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -30,7 +31,6 @@ BATCH: Final = 512
 """Messages scored together; results appear after each."""
 MAX_COMPLAINTS: Final = 20
 """Bad lines named one by one; further ones are only counted."""
-VERDICTS: Final = "followup-verdicts.jsonl"
 
 
 @app.command
@@ -125,11 +125,51 @@ def score(file: File, *, judge: Flag = False, common: Common = Common()) -> None
         raise ConfigError(f"no line of {'standard input' if file == '-' else file} is a follow-up {{id, previous, text}}")
 
 
-def _score_judged(lines: Iterable[bytes], counts: dict[str, int], config: FollowupsConfig, home: Home) -> None:
-    from signals.judge import HttpJudge, Verdicts
+@app.command
+def judge(*, withdraw: Flag = False, common: Common = Common()) -> None:
+    """Ask the judge of the settings about the lake's follow-ups that the model is unsure of, and freeze its verdicts for rewards.
 
-    cache = Verdicts(home.lake.parent / VERDICTS, model=config.judge_model, votes=config.judge_votes)
-    with HttpJudge(config, cache) as asked:
+    What is frozen is used from the next distil on, under another reward version; for turns of before:
+    tidegate signals run --once --everything.
+
+    Args:
+        withdraw: Ask nothing; take the verdicts out of force.
+        common: Options of every command.
+    """
+    from signals import verdict_store
+    from signals.judge import HttpJudge
+
+    home, config = common.place(), common.tree(SignalsConfig).followups
+    if withdraw:
+        verdict_store.withdraw(home)
+        common.show({"withdrawn": True, "verdicts": 0, "version": ""}, lambda: "no verdicts are in force")
+        return
+    with HttpJudge(config, verdict_store.asked(home, config)) as asked, progress("asking about follow-ups") as step:
+        found = verdict_store.ask(home, config, asked, now=datetime.now(UTC), step=step)
+    spent = asked.spent
+    result: dict[str, Any] = {
+        "withdrawn": False, "follow_ups": found.follow_ups, "unsure": found.unsure, "verdicts": len(found.judged.verdicts),
+        "version": found.judged.version, "share": found.judged.share, "known_before": spent.cached, "requests": spent.calls,
+        "tokens": spent.tokens, "without_verdict": dict(sorted(spent.failures.items())),
+    }  # fmt: skip
+    common.show(result, lambda: _judge_text(result))
+
+
+def _judge_text(found: dict[str, Any]) -> str:
+    reasons = ", ".join(f"{reason} {number}" for reason, number in found["without_verdict"].items()) or "none"
+    force = f"frozen as {found['version']}, share {found['share']}" if found["verdicts"] else "none is in force"
+    return (
+        f"{found['follow_ups']} follow-ups, {found['unsure']} unsure; verdicts on {found['verdicts']} ({found['known_before']} known "
+        f"before): {force}\n{found['requests']} requests, {found['tokens']} tokens; without a verdict: {reasons}\n"
+        "used from the next distil on; for all turns: tidegate signals run --once --everything"
+    )
+
+
+def _score_judged(lines: Iterable[bytes], counts: dict[str, int], config: FollowupsConfig, home: Home) -> None:
+    from signals.judge import HttpJudge
+    from signals.verdict_store import asked as answers
+
+    with HttpJudge(config, answers(home, config)) as asked:
         _score(lines, counts, config, asked)
     failures = ", ".join(f"{reason} {number}" for reason, number in sorted(asked.spent.failures.items())) or "none"
     print(

@@ -7,7 +7,8 @@ again without the server. What cannot be had (time, cost limit, no answer that c
 The stated rule: with v = (yes + 0.5) / (votes + 1) and the classifier's p, the mixed probability has the log-odds
 (1 - share) logit(p) + share logit(v). Without a verdict p stays as it is.
 
-Takes: two messages, settings. Gives: a verdict or None. Leaves out: which rows are asked (`followup_commands.py`), the classifier itself.
+Takes: two messages, settings. Gives: a verdict or None. Leaves out: which rows are asked and which verdicts are in force
+(`verdict_store.py`), the classifier itself.
 """
 
 import hashlib
@@ -44,6 +45,25 @@ ANSWER_TOKENS: Final = 8
 CHARS_PER_TOKEN: Final = 3.0
 """To estimate a request's cost before it is sent; on the high side."""
 KEY_VARIABLE: Final = "TIDEGATE_JUDGE_API_KEY"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The verdicts that rewards are computed with."""
+
+    verdicts: Mapping[str, float]
+    """`verdict_key` -> v in (0, 1)."""
+    share: float
+    """How much a verdict counts in the log-odds."""
+    version: str
+    """Digest of what the judge adds to a reward; empty without verdicts."""
+
+    def of(self, message: str, previous: str | None) -> float | None:
+        """Return the verdict on a follow-up, None without one."""
+        return self.verdicts.get(verdict_key(message, previous)) if self.verdicts else None
+
+
+NOT_JUDGED: Final = Judged(verdicts={}, share=0.0, version="")
 
 
 class Judge(Protocol):

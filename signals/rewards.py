@@ -107,9 +107,15 @@ def scalar(
     return max(-1.0, min(1.0, earned / mass)) if mass > 0.0 and is_evidence(present) else None
 
 
-def reward_version(config: RewardsConfig, norms: Norms = NO_NORMS) -> str:
-    """Return the digest of everything that decides a reward: rules, model, phrase lists, weights, window, norms."""
-    parts = {
+def reward_version(config: RewardsConfig, norms: Norms = NO_NORMS, *, judged: str = "") -> str:
+    """Return the digest of everything that decides a reward: rules, model, phrase lists, weights, window, norms, the judge's verdicts.
+
+    Args:
+        config: Weights, window, costs.
+        norms: What was usual.
+        judged: `Judged.version`; empty without verdicts.
+    """
+    parts: dict[str, object] = {
         "rules": RULES,
         "components": COMPONENTS,
         "partly_kept": PARTLY_KEPT,
@@ -117,5 +123,6 @@ def reward_version(config: RewardsConfig, norms: Norms = NO_NORMS) -> str:
         "follow_up": followups.version(),
         "config": config.model_dump(mode="json"),
         "norms": norms.version,
+        **({"judge": judged} if judged else {}),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:12]

@@ -19,6 +19,7 @@ from signals.components import Evidence, FollowUp, components, dissatisfied, exp
 from signals.config import RewardsConfig
 from signals.facts import Row, moment, of
 from signals.filters import Capture
+from signals.judge import NOT_JUDGED, Judged
 from signals.maturity import Maturity, Truth, states, truth_of_turn
 from signals.norms import NO_NORMS, Norms
 from signals.outcomes import Course, outcome
@@ -131,13 +132,25 @@ def _first_by(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, Row]:
     return first
 
 
-def _group(rows: list[Row]) -> _Session:
+def _in_order(rows: list[Row]) -> tuple[dict[str, list[Row]], list[str], dict[str, Row]]:
+    """Return the rows of each turn, the turns in order, and what opened them."""
     turns: dict[str, list[Row]] = {}
     for row in rows:
         if row.get("turn_id") is not None:
             turns.setdefault(row["turn_id"], []).append(row)
     turns = {turn_id: own for turn_id, own in turns.items() if of(own, *OPENING)}
     openings = _first_by((row for row in of(rows, "turn_started") if row.get("turn_id") in turns), lambda row: row["turn_id"])
+
+    def place(turn_id: str) -> tuple[float, int, str]:
+        opening = openings.get(turn_id)
+        started = min(row["occurred_at_ms"] for row in of(turns[turn_id], *OPENING))
+        return math.inf if opening is None else opening["payload"]["turn_index"], started, turn_id
+
+    return turns, sorted(turns, key=place), openings
+
+
+def _group(rows: list[Row]) -> _Session:
+    turns, order, openings = _in_order(rows)
     completions: dict[str, list[Row]] = {}
     for row in _first_by(of(rows, "completion"), lambda row: row["payload"]["completion_id"]).values():
         completions.setdefault(row.get("turn_id") or "", []).append(row)
@@ -146,14 +159,8 @@ def _group(rows: list[Row]) -> _Session:
     for row in of(rows, "edit_decided", "edit_survival"):
         seen.setdefault(row["payload"]["edit_id"], []).append(row)
     credited, _ = credit.by_proposal({edit_id: row.get("turn_id") for edit_id, row in proposals.items()}, seen)
-
-    def place(turn_id: str) -> tuple[float, int, str]:
-        opening = openings.get(turn_id)
-        started = min(row["occurred_at_ms"] for row in of(turns[turn_id], *OPENING))
-        return math.inf if opening is None else opening["payload"]["turn_index"], started, turn_id
-
     opened = of(rows, "session_started")
-    return _Session(rows, turns, sorted(turns, key=place), openings, completions, proposals, credited, opened[0] if opened else None)
+    return _Session(rows, turns, order, openings, completions, proposals, credited, opened[0] if opened else None)
 
 
 def _frame(session: _Session, own: Sequence[Row], window_ms: int) -> _Frame:
@@ -167,16 +174,31 @@ def _frame(session: _Session, own: Sequence[Row], window_ms: int) -> _Frame:
     )  # fmt: skip
 
 
-def _follow_up(own: Sequence[Row], opening: Row | None, reply: Row | None) -> FollowUp | None:
+def _follow_up(own: Sequence[Row], opening: Row | None, reply: Row | None, judged: Judged) -> FollowUp | None:
     if reply is None or reply["payload"].get("message") is None:
         return None
+    message, previous = reply["payload"]["message"], opening["payload"].get("message") if opening else None
     return FollowUp(
-        message=reply["payload"]["message"],
-        previous=opening["payload"].get("message") if opening else None,
+        message=message,
+        previous=previous,
+        verdict=judged.of(message, previous),
+        share=judged.share,
         stack_traces=reply["payload"].get("stack_traces") or 0,
         reply_delay_ms=reply["payload"].get("reply_delay_ms"),
         interrupted=any(row["payload"]["by"] == "user" for row in of(own, "interrupted")),
     )
+
+
+def follow_ups(rows: Iterable[Row]) -> dict[str, FollowUp]:
+    """Return the next user message of each turn of a session that has one with text.
+
+    Args:
+        rows: Events of the session; of the payload only the fields of openings and interruptions are looked at.
+    """
+    turns, order, openings = _in_order(deduplicate(rows)[0])
+    replies = credit.by_reply(order, openings)
+    found = {turn_id: _follow_up(turns[turn_id], openings.get(turn_id), replies.get(turn_id), NOT_JUDGED) for turn_id in order}
+    return {turn_id: follow_up for turn_id, follow_up in found.items() if follow_up is not None}
 
 
 def _shared(session: _Session, frames: Mapping[str, _Frame], discount: float) -> dict[str, tuple[tuple[float, float], ...]]:
@@ -195,7 +217,13 @@ def _shared(session: _Session, frames: Mapping[str, _Frame], discount: float) ->
 
 
 def distil(
-    rows: Iterable[Row], config: RewardsConfig, *, now_ms: int, tombstoned: frozenset[int] = frozenset(), norms: Norms = NO_NORMS
+    rows: Iterable[Row],
+    config: RewardsConfig,
+    *,
+    now_ms: int,
+    tombstoned: frozenset[int] = frozenset(),
+    norms: Norms = NO_NORMS,
+    judged: Judged = NOT_JUDGED,
 ) -> list[TurnResult]:
     """Distil the events of one session.
 
@@ -205,6 +233,7 @@ def distil(
         now_ms: The instant that windows are closed against.
         tombstoned: Policy versions whose release was rolled back.
         norms: What was usual.
+        judged: The judge's verdicts in force.
 
     Returns:
         Its turns in order.
@@ -218,7 +247,7 @@ def distil(
         _turn(
             session, turn_id, _Context(
                 position=position, frame=frames[turn_id], reply=replies.get(turn_id), shared=shared.get(turn_id, ()), now_ms=now_ms,
-                tombstoned=tombstoned, norms=norms,
+                tombstoned=tombstoned, norms=norms, judged=judged,
             ), config,
         )
         for position, turn_id in enumerate(session.order)
@@ -236,6 +265,7 @@ class _Context:
     now_ms: int
     tombstoned: frozenset[int]
     norms: Norms
+    judged: Judged
 
 
 def _course(own: Sequence[Row], completions: Sequence[Row], *, final: bool) -> Course:
@@ -267,7 +297,7 @@ def _turn(session: _Session, turn_id: str, context: _Context, config: RewardsCon
         user_key=opening_rows[0]["user_key"], surface=start.get("surface"), task_bucket=start.get("task_bucket"),
         language=opening["payload"].get("language") if opening else None, edits=tuple(edit for edit, _, _ in judged),
         edits_observed=bool(start.get("edits_observed")), edit_expected=opening["payload"].get("edit_expected") if opening else None,
-        follow_up=_follow_up(own, opening, reply) if followed_up else None, followed_up=followed_up, final=course.final,
+        follow_up=_follow_up(own, opening, reply, context.judged) if followed_up else None, followed_up=followed_up, final=course.final,
         completions=len(completions), response_tokens=facts.tokens(completions, "response_tokens"),
         sampling_ms=facts.sampling_ms(completions), calls=calls.calls, invalid_calls=calls.invalid, repeats=calls.repeats,
         serial_calls=calls.serial, claims=facts.tokens(completions, "claims"), claims_unread=facts.tokens(completions, "claims_unread"),

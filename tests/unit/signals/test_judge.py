@@ -1,10 +1,8 @@
 """The optional judge, against a real HTTP server on the loopback address."""
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +13,7 @@ from hypothesis import strategies as st
 from pipelines.errors import ConfigError
 from signals.config import FollowupsConfig
 from signals.judge import HttpJudge, Verdicts, mixed, verdict_key, version, voted
-
-
-class Server:
-    """Answers chat requests with what `reply` makes of their number; keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.reply: Callable[[int], tuple[int, Any]] = lambda _: (200, answer("NO"))
-        self.asked: list[dict[str, Any]] = []
-        self.headers: list[str | None] = []
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                owner.asked.append({"path": self.path} | body)
-                owner.headers.append(self.headers.get("Authorization"))
-                status, content = owner.reply(len(owner.asked))
-                raw = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        self.thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-
-def answer(text: str, tokens: int | None = 50) -> dict[str, Any]:
-    return {"choices": [{"message": {"content": text}}]} | ({} if tokens is None else {"usage": {"total_tokens": tokens}})
+from tests.support.chat_server import Server, answer
 
 
 @pytest.fixture
