@@ -13,12 +13,15 @@ Where two or more sessions answered one and the same prompt, b is the mean retur
 Leaves out: unscored turns. They are in no mean; the caller does not pass them.
 """
 
+# ruff: noqa: F722  (shapes of jaxtyping are no Python expressions)
+
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from jaxtyping import Float
 
 EPS: Final = 1e-6
 """Below this the batch's returns are all the same and dividing would blow rounding up."""
@@ -57,8 +60,8 @@ def bucket(task_bucket: str | None, turn_index: int, language: str | None) -> st
     return f"{task_bucket or 'unknown'}/{band}/{language or 'unknown'}"
 
 
-def returns(turns: Sequence[ScoredTurn], *, gamma: float) -> np.ndarray:
-    """Return G for each turn, [len(turns)]: later scored turns of its session, discounted by their distance in turns."""
+def returns(turns: Sequence[ScoredTurn], *, gamma: float) -> Float[np.ndarray, " turns"]:
+    """Return G for each turn: later scored turns of its session, discounted by their distance in turns."""
     sessions: dict[str, list[int]] = defaultdict(list)
     for position, turn in enumerate(turns):
         sessions[turn.session_id].append(position)
@@ -162,8 +165,8 @@ def updated_ema(turns: Sequence[ScoredTurn], estimates: Sequence[Estimate], *, e
     return fresh
 
 
-def user_weights(user_keys: Sequence[str], *, cap: float) -> np.ndarray:
-    """Return omega = min(1, cap / n_user) for each row, [rows]: one person's many rows cannot outvote the rest."""
+def user_weights(user_keys: Sequence[str], *, cap: float) -> Float[np.ndarray, " rows"]:
+    """Return omega = min(1, cap / n_user) for each row: one person's many rows cannot outvote the rest."""
     counts: dict[str, int] = defaultdict(int)
     for key in user_keys:
         counts[key] += 1

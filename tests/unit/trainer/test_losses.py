@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
 
 from pipelines.errors import ConfigError
 from trainer.losses import LOSSES, LossBatch, LossSettings, adapted_beta, decoupled_ppo, named
@@ -131,6 +132,14 @@ def test_reinforce_and_sft_are_the_plain_sums():
     b = batch([-1.0, -3.0], advantage=[2.0, -1.0], omega=[1.0, 0.5])
     assert float(LOSSES["reinforce"](b, 2.0, S).loss) == pytest.approx(-(2 * -1 + 0.5 * -1 * -3) / 2)
     assert float(LOSSES["sft"](b, 2.0, S).loss) == pytest.approx((1 + 1.5) / 2)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_batch_of_unequal_lengths_or_another_kind_of_number_is_refused_by_its_shapes(name):
+    good = batch([-1.0, -2.0])
+    for wrong in ({"mu": good.mu[:1]}, {"segment": good.segment.double()}, {"advantage": good.advantage[None]}):
+        with pytest.raises(TypeCheckError):
+            LOSSES[name](replace(good, **wrong), 2.0, S)
 
 
 def test_an_unknown_loss_is_an_error_and_names_the_known_ones():
