@@ -37,6 +37,12 @@ def begin(root: Path, step: int) -> Path:
     return temporary
 
 
+def discard(root: Path) -> None:
+    """Remove unfinished checkpoints: on a full disk they hold the room that everything else needs."""
+    for path in root.glob(f".{PREFIX}*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def commit(temporary: Path, root: Path, step: int, state: Mapping[str, Any], *, keep: int) -> Path:
     """Make a filled temporary folder the checkpoint of `step`.
 

@@ -1,8 +1,8 @@
 """A training job as a folder: what every rank reads, what rank 0 reports. Torch-free.
 
     job.json       the job (below), written last by whoever starts it
-    rows.arrow     training rows
-    checkpoints/   transaction checkpoints
+    rows.arrow     training rows; gone when the job is finished
+    checkpoints/   transaction checkpoints; gone when the job is finished
     progress.jsonl one line a step
     result.json    the candidate and its figures; a finished job is never run twice
     failure.json   class and sentence of a foreseen failure
@@ -11,6 +11,7 @@ The folder's name is a digest of everything that determines the result, so the s
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
@@ -28,6 +29,8 @@ RESULT: Final = "result.json"
 FAILURE: Final = "failure.json"
 PROGRESS: Final = "progress.jsonl"
 CHECKPOINTS: Final = "checkpoints"
+AGENTS: Final = "agents"
+"""torchrun's own files."""
 TRAINER_STATE: Final = "trainer_state.json"
 """Inside a checkpoint of kind `update`: baselines and consumed rows, so that they follow the lineage that really serves."""
 
@@ -83,6 +86,13 @@ def result(folder: Path) -> dict[str, Any] | None:
         return json.loads((folder / RESULT).read_bytes())
     except FileNotFoundError:
         return None
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a finished job needs no more: checkpoints as large as six models, and rows, whose home is the lake."""
+    for name in (CHECKPOINTS, AGENTS):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / ROWS).unlink(missing_ok=True)
 
 
 def write_failure(folder: Path, failure: StageError) -> None:

@@ -26,8 +26,6 @@ from trainer.config import UpdateConfig
 POLL_S: Final = 0.2
 TAIL_BYTES: Final = 4000
 LOG: Final = "ranks.log"
-AGENTS: Final = "agents"
-"""Where torchrun keeps its own files."""
 KILLED: Final = re.compile(r"exitcode\s*:\s*-9\b")
 """How torchrun reports a rank that got SIGKILL."""
 FULL_BYTES: Final = 1_000_000
@@ -66,7 +64,7 @@ def command(folder: Path, settings: UpdateConfig) -> list[str]:
         hosts = ["--hostfile", settings.hostfile, "--num_gpus", str(settings.world_size)]
         return [sys.executable, "-m", "deepspeed.launcher.runner", *hosts, "--no_local_rank", "--module", *rank]
     # Without a folder of its own torchrun leaves one behind in the system's temporary folder each time.
-    own = [f"--log-dir={folder / AGENTS}", f"--nnodes={settings.nodes}", f"--nproc-per-node={settings.world_size}"]
+    own = [f"--log-dir={folder / jobs.AGENTS}", f"--nnodes={settings.nodes}", f"--nproc-per-node={settings.world_size}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", *own]
     if settings.nodes == 1:
         return [*torchrun, "--standalone", "-m", *rank]

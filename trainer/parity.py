@@ -1,8 +1,9 @@
-"""Gradient parity self-test, `python -m trainer.parity`: DeepSpeed's accumulated gradient against plain torch on a tiny model.
+"""Gradient parity self-test: DeepSpeed's accumulated gradient against plain torch on a tiny model.
 
 The model is a real, random Llama behind the same `Policy` that updates use: packed rows, segmented attention, the fused output layer,
-two micro-batches. Prints one JSON object: relative difference by ZeRO stage, adapter and arithmetic. One rank, seconds, because it
-is to run at start (`tidegate doctor`). Leaves out: many ranks, which the integration tests compare.
+two micro-batches. Every job checks its own stage, adapter and arithmetic at its start, in its own ranks. `python -m trainer.parity`
+(`tidegate trainer doctor`) runs all of them in one rank and prints one JSON object of relative differences. Leaves out: whether ranks
+that see different rows agree with one that sees all, which the integration tests compare.
 """
 
 import json
@@ -15,12 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipelines.errors import TerminalError
 from trainer import deepspeed_config
 from trainer.config import UpdateConfig
 from trainer.model import DTYPES, SEGMENTED, Policy, add_lora, tensors
 from trainer.packing import MicroBatch, pack, reply_row
 
 LR: Final = 1e-3
+TOLERANCE: Final = {"fp32": 1e-5, "bf16": 1e-2}
+"""Relative, by arithmetic: sums in another order. bf16 has three digits; a wrong gradient is wrong in the first."""
 CASES: Final = (
     *((stage, adapter, "fp32", "none") for stage in (0, 1, 2, 3) for adapter in ("lora", "full")),
     (1, "lora", "bf16", "none"),
@@ -61,20 +65,20 @@ def micro_batches() -> list[MicroBatch]:
     return [pack(rows, [0, 1, 2]), pack(rows, [3, 4])]
 
 
-def loss_of(policy: Any, batch: MicroBatch) -> Tensor:
+def loss_of(policy: Any, batch: MicroBatch, device: torch.device) -> Tensor:
     """Return a sum over trained tokens, a different weight for each."""
-    logprobs, _ = policy(**tensors(batch))
-    return -(torch.linspace(0.5, 1.5, len(logprobs)) * logprobs).sum() / 20
+    logprobs, _ = policy(**tensors(batch, device))
+    return -(torch.linspace(0.5, 1.5, len(logprobs), device=device) * logprobs).sum() / 20
 
 
-def plain_gradients(policy: Policy) -> dict[str, Tensor]:
+def plain_gradients(policy: Policy, device: torch.device) -> dict[str, Tensor]:
     """Accumulate the gradients of both micro-batches in fp32, without DeepSpeed."""
     found: dict[str, Tensor] = {}
     for batch in micro_batches():
-        loss_of(policy, batch).backward()
+        loss_of(policy, batch, device).backward()
         for name, parameter in policy.named_parameters():
             if parameter.grad is not None:
-                found[name] = found.get(name, torch.zeros(())) + parameter.grad.float()
+                found[name] = found.get(name, torch.zeros((), device=device)) + parameter.grad.float()
                 parameter.grad = None
     return found
 
@@ -84,7 +88,8 @@ def _wide(gradient: Any) -> Tensor:
 
 
 def _worst(ours: Iterable[tuple[str, Tensor]], theirs: dict[str, Tensor]) -> float:
-    return max(float((mine - theirs[name]).abs().max() / theirs[name].abs().max().clamp(min=1e-12)) for name, mine in ours)
+    pairs = ((mine.cpu(), theirs[name].cpu()) for name, mine in ours)
+    return max(float((mine - other).abs().max() / other.abs().max().clamp(min=1e-12)) for mine, other in pairs)
 
 
 def difference(zero_stage: int, adapter: str, dtype: str, offload: str) -> float:
@@ -93,16 +98,17 @@ def difference(zero_stage: int, adapter: str, dtype: str, offload: str) -> float
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 
     library: Any = untyped  # its annotations name fewer types than it takes
-    plain, wrapped = tiny(adapter, dtype).to(DTYPES[dtype]), tiny(adapter, dtype)
+    wrapped = tiny(adapter, dtype)
     config = deepspeed_config.build(zero_stage=zero_stage, dtype=dtype, lr=LR, weight_decay=0.0, grad_clip=1e9, offload=offload)
     trained = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
     engine: Any = library.initialize(model=wrapped, model_parameters=trained, config=config)[0]
-    expected = plain_gradients(plain)
-    norm = float(torch.sqrt(sum((gradient.square().sum() for gradient in expected.values()), torch.zeros(()))))
+    plain = tiny(adapter, dtype).to(engine.device, DTYPES[dtype])
+    expected = plain_gradients(plain, engine.device)
+    norm = float(torch.nn.utils.get_total_norm(list(expected.values())))
     batches = micro_batches()
     for position, batch in enumerate(batches):
         engine.set_gradient_accumulation_boundary(position == len(batches) - 1)
-        engine.backward(loss_of(engine, batch))
+        engine.backward(loss_of(engine, batch, engine.device))
     names = [(name, parameter) for name, parameter in engine.module.named_parameters() if parameter.requires_grad]
     worst = _worst(((name, _wide(safe_get_full_grad(parameter))) for name, parameter in names), expected)
     engine.step()
@@ -117,6 +123,21 @@ def difference(zero_stage: int, adapter: str, dtype: str, offload: str) -> float
         ours = ((name, (dict(names)[name] if full is None else full).detach().float()) for name, full in masters)
         worst = max(worst, _worst(ours, {name: parameter.detach().float() for name, parameter in after.items()}))
     return worst
+
+
+def check(settings: UpdateConfig) -> None:
+    """Refuse to train with an engine whose gradient is not the loss's; called on every rank.
+
+    Raises:
+        TerminalError: The difference is over the tolerance or NaN.
+    """
+    found = difference(settings.zero_stage, settings.adapter, settings.dtype, settings.offload)
+    if not found <= TOLERANCE[settings.dtype]:
+        raise TerminalError(
+            f"DeepSpeed's gradient differs from plain torch's by {found:.1e} (relative) at trainer.zero_stage={settings.zero_stage}, "
+            f"adapter={settings.adapter!r}, dtype={settings.dtype!r}; nothing was trained. Run `tidegate trainer doctor` and "
+            "infra/scripts/setup, or choose another stage"
+        )
 
 
 def main() -> int:

@@ -143,14 +143,19 @@ def git_revision() -> str:
     return found.stdout.strip()
 
 
-def stage_weights(language_model: Any, store: Path) -> Path:
+def stage_weights(language_model: Any, store: Path, *, label: str = "") -> Path:
     """Write fp32 safetensors and `config.json` into a fresh hidden folder beside the checkpoints; the caller fills and seals it.
+
+    Args:
+        language_model: What is exported.
+        store: The store's root.
+        label: Who writes; see `discard_staged`.
 
     Raises:
         CheckpointInvalid: The model would need code of its own to load.
     """
     store.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(dir=store, prefix=".staged-"))
+    staged = Path(tempfile.mkdtemp(dir=store, prefix=f".staged-{label}-"))
     staged.chmod(0o755)
     for attribute, value in (("hf_quantizer", None), ("is_quantized", False)):
         if hasattr(language_model, attribute):
@@ -164,6 +169,12 @@ def stage_weights(language_model: Any, store: Path) -> Path:
     if "auto_map" in json.loads((staged / "config.json").read_bytes()):
         raise CheckpointInvalid("the model needs code of its own (auto_map); only architectures known to transformers are exported")
     return staged
+
+
+def discard_staged(store: Path, *, label: str) -> None:
+    """Remove what a killed or failed export of the same label left: as large as the model each."""
+    for path in store.glob(f".staged-{label}-*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def seal(
@@ -344,9 +355,9 @@ def replaced_weights(language_model: Any, masters: Mapping[str, torch.Tensor]) -
     return (moved / total) ** 0.5
 
 
-def stage_child(language_model: Any, parent: Path, store: Path) -> Path:
+def stage_child(language_model: Any, parent: Path, store: Path, *, label: str = "") -> Path:
     """Stage trained weights with the parent's tokenizer and template, byte for byte."""
-    staged = stage_weights(language_model, store)
+    staged = stage_weights(language_model, store, label=label)
     for name in ("tokenizer.json", "tokenizer_config.json", candidates.TEMPLATE_FILE):
         shutil.copyfile(parent / name, staged / name)
     return staged

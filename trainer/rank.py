@@ -1,30 +1,28 @@
 """One rank of a training job: `python -m trainer.rank FOLDER`, started by torchrun.
 
-Order: load the parent, score rows with it (reference and parity gate), restore the newest checkpoint, take the remaining steps,
-export and verify the candidate, write the result. Rows that the parent itself sampled were logged with its log-probabilities, which
-are their reference; a part of them is scored again to see that this is so. Rows of older policies are scored, in a pass without
-gradient. The proximal policy is the policy at the start of a step; with `steps_per_prox` = 1 it is the very forward pass that is
-trained on.
+Order: compare a step of this very engine with plain torch (`parity.py`), load the parent, score rows with it (reference and parity
+gate), restore the newest checkpoint, take the remaining steps, export and verify the candidate, write the result. Rows that the parent
+itself sampled were logged with its log-probabilities, which are their reference; a part of them is scored again to see that this is
+so. Rows of older policies are scored, in a pass without gradient. The proximal policy is the policy at the start of a step; with
+`steps_per_prox` = 1 it is the very forward pass that is trained on.
 """
 
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
 
-from pipelines.errors import Busy, CheckpointInvalid, ContractViolation, StageError
-from pipelines.storage import exclusive, write_atomic
-from trainer import candidates, checkpoint, deepspeed_config, hindsight, mismatch, publish
+from pipelines.errors import CheckpointInvalid, ContractViolation, StageError, StorageFull
+from pipelines.storage import write_atomic
+from trainer import candidates, checkpoint, deepspeed_config, guards, hindsight, mismatch, parity, publish
 from trainer import job as jobs
 from trainer.dataset import read_rows
 from trainer.engine import StepFigures, Trainer, connect, disconnected_at_exit
@@ -32,8 +30,6 @@ from trainer.launch import die_with_parent
 from trainer.losses import LossSettings, adapted_beta
 from trainer.model import Policy, add_lora, load, release, score
 from trainer.packing import chains, order
-
-LOCK_WAIT_S: Final = 20.0
 
 
 @dataclass(slots=True)
@@ -210,7 +206,7 @@ class RankJob:
         self.trainer.engine.eval()
         return [logprobs for logprobs, _ in score(self.trainer.engine, rows)]
 
-    def export(self, parity: dict[str, float], *, rounding: float) -> dict[str, Any] | None:
+    def export(self, mismatches: dict[str, float], *, rounding: float) -> dict[str, Any] | None:
         """Merge, write, read back and seal the candidate (rank 0); every rank takes part in collecting weights.
 
         The weights are read back in fp32 and compared with the trainer on the probe. They may differ by the tolerance plus the
@@ -229,7 +225,8 @@ class RankJob:
             change = publish.merged_lora(pristine, masters, scaling=settings.lora_alpha / settings.lora_rank)
         else:
             change = publish.replaced_weights(pristine, masters)
-        staged = publish.stage_child(pristine, parent, Path(job.store))
+        publish.discard_staged(Path(job.store), label=self.folder.name)
+        staged = publish.stage_child(pristine, parent, Path(job.store), label=self.folder.name)
         del pristine
         release()
         exported = publish.write_probe(staged)
@@ -254,7 +251,7 @@ class RankJob:
             "probe_gap_nats": gap,
             "probe_rounding_nats": rounding,
             "probe_moved_nats": publish.mean_gap(exported, parent_fp32),
-            **parity,
+            **mismatches,
         }
         identity, path = publish.seal(
             staged,
@@ -268,7 +265,7 @@ class RankJob:
             lake_version=job.lake_version,
             training=job.facts | figures,
         )
-        return {"checkpoint": identity, "path": str(path), "parent": job.parent, **job.facts, **figures}
+        return {"checkpoint": identity, "path": str(path), "parent": job.parent, **job.facts, **figures, "quarantined": run.quarantined}
 
 
 class Clock:
@@ -288,12 +285,14 @@ class Clock:
 def work(folder: Path, rank: int) -> None:
     """Run the whole job in one rank."""
     clock = Clock()
+    job = jobs.read(folder)
+    parity.check(job.settings)
+    clock.lap("self-test")
     current = RankJob(folder, rank)
-    job = current.job
     clock.lap("load")
     candidates.read_manifest(Path(job.parent_folder))
     rounding = publish.mean_gap(current.probe(), publish.read_probe(Path(job.parent_folder))[1])
-    ref, parity = current.reference()
+    ref, mismatches = current.reference()
     added = current.hindsight(ref)
     before = current.trainer.score_all(current.rows, range(len(current.rows))) if job.settings.lr == 0 else {}
     clock.lap("reference")
@@ -302,41 +301,21 @@ def work(folder: Path, rank: int) -> None:
     current.train(ref, added)
     clock.lap("train")
     if job.settings.lr == 0:
-        result: dict[str, Any] | None = _self_test(current, before, parity)
+        result: dict[str, Any] | None = _self_test(current, before, mismatches)
     else:
-        result = current.export(parity, rounding=rounding)
+        result = current.export(mismatches, rounding=rounding)
     clock.lap("export")
     if rank == 0 and result is not None:
         write_atomic(folder / jobs.RESULT, json.dumps(result | {"seconds": clock.seconds}).encode())
 
 
-def _self_test(current: RankJob, before: dict[int, np.ndarray], parity: dict[str, float]) -> dict[str, Any]:
+def _self_test(current: RankJob, before: dict[int, np.ndarray], mismatches: dict[str, float]) -> dict[str, Any]:
     """With lr = 0 nothing may move: compare the policy after all steps with itself before; exports nothing."""
     after = current.trainer.score_all(current.rows, range(len(current.rows)))
     moved = max(float(np.abs(after[i] - logprobs).max()) for i, logprobs in before.items())
     if moved > 0:
         raise CheckpointInvalid(f"with lr = 0 log-probabilities moved by {moved:.2e} nats; the training engine is at fault")
-    return {"checkpoint": None, "self_test": "flat", "steps": current.run.step, **parity, **current.job.facts}
-
-
-@contextmanager
-def _alone(folder: Path, rank: int) -> Iterator[None]:
-    """Hold this rank's lock; ranks of a run that was just killed get a moment to die.
-
-    Raises:
-        Busy: They are still alive after `LOCK_WAIT_S`.
-    """
-    deadline = time.monotonic() + LOCK_WAIT_S
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(exclusive(folder / f"rank-{rank}.lock", what=f"rank {rank} of {folder.name}"))
-                break
-            except Busy:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
-        yield
+    return {"checkpoint": None, "self_test": "flat", "steps": current.run.step, **mismatches, **current.job.facts}
 
 
 def main() -> int:
@@ -346,13 +325,13 @@ def main() -> int:
     rank = int(os.environ["RANK"])
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        settings = jobs.read(folder).settings
-        with _alone(folder, rank):
-            connect(timeout_s=settings.collective_timeout_s)
+        job = jobs.read(folder)
+        with guards.alone(folder, rank), guards.room(folder, Path(job.store)):
+            connect(timeout_s=job.settings.collective_timeout_s)
             with disconnected_at_exit():
                 work(folder, rank)
     except StageError as error:
-        if rank == 0:
+        if rank == 0 or isinstance(error, StorageFull):  # every rank writes its own part of a checkpoint
             jobs.write_failure(folder, error)
         return error.exit_code
     return 0

@@ -56,6 +56,11 @@ def read_state(folder: Path) -> dict[str, Any]:
 class NothingToLearn(ContractViolation):
     """The window holds too few rows that may be trained on."""
 
+    def __init__(self, message: str, counts: Mapping[str, int]) -> None:
+        super().__init__(message)
+        self.counts = counts
+        """As in the facts of an update: seen, rows, rejected.<code>."""
+
 
 def scored_turns(records: Sequence[Mapping[str, Any]], *, origins: Set[str]) -> list[ScoredTurn]:
     """Return each scored, consented turn once, also those whose tokens cannot be trained on: returns need their rewards."""
@@ -91,7 +96,7 @@ def prepare(
     """
     selection = select(records, limits, now=now)
     if len(selection.rows) < config.min_rows:
-        raise NothingToLearn(_too_few(selection, config))
+        raise NothingToLearn(_too_few(selection, config), _counts(selection))
     trained = {(row.session_id, row.turn_id) for row in selection.rows}
     turns = scored_turns(records, origins=limits.origins)
     estimates = advantages.estimate(turns, ema=state["ema"], gamma=config.gamma, kappa=config.baseline_kappa, clip=config.advantage_clip)
@@ -114,13 +119,13 @@ def prepare(
     ema = advantages.updated_ema(turns, estimates, ema=state["ema"], decay=config.baseline_decay)
     versions = sorted({row.reward_version for row in selection.rows if row.reward_version})
     facts: dict[str, float | int | str | None] = {
-        "seen": selection.seen, "rows": len(rows), "turns": len(trained), "users": len({row.user_key for row in selection.rows}),
+        "turns": len(trained), "users": len({row.user_key for row in selection.rows}),
         "trained_tokens": sum(len(row.response_ids) for row in selection.rows),
         "reward_mean": float(np.mean([turn.reward for turn in turns])),
         "advantage_positive_share": float(np.mean([row.advantage > 0 for row in rows])),
         **({"hinted_rows": len(hinted)} if config.hindsight > 0 else {}),
         **_tokens([row.packed for row in rows]),
-        **{f"rejected.{code}": count for code, count in selection.rejected.items()},
+        **_counts(selection),
     }  # fmt: skip
     return Prepared(rows=rows, facts=facts, state={"ema": ema, "consumed": consumed}, reward_version=",".join(versions) or None)
 
@@ -147,6 +152,11 @@ def _by_turn(
     by_position = {(turn.session_id, turn.turn_index): found for turn, found in zip(turns, estimates, strict=True)}
     keys = {(record["session_id"], record["turn_id"]): (record["session_id"], record["turn_index"]) for record in records}
     return {key: by_position[position] for key, position in keys.items() if position in by_position}
+
+
+def _counts(selection: Selection) -> dict[str, int]:
+    rejected = {f"rejected.{code}": count for code, count in selection.rejected.items()}
+    return {"seen": selection.seen, "rows": len(selection.rows), **rejected}
 
 
 def _too_few(selection: Selection, config: UpdateConfig) -> str:
@@ -182,14 +192,13 @@ def rows_digest(rows: Sequence[TrainingRow]) -> str:
     return state.hexdigest()
 
 
-def open_job(root: Path, job: Job, rows: Sequence[TrainingRow]) -> Path:
-    """Write a job's folder, or find the one that an earlier, perhaps killed, run of the same job left."""
-    folder = jobs.folder_for(root, job, rows_digest(rows))
-    if not (folder / jobs.JOB).exists():
-        folder.mkdir(parents=True, exist_ok=True)
+def open_job(folder: Path, job: Job, rows: Sequence[TrainingRow]) -> None:
+    """Write a job's folder where an earlier, perhaps killed, run of the same job left none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / jobs.ROWS).exists():
         write_rows(folder / jobs.ROWS, rows)
+    if not (folder / jobs.JOB).exists():
         write_atomic(folder / jobs.JOB, job.model_dump_json(indent=1).encode())
-    return folder
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
@@ -236,7 +245,9 @@ def update(
         try:
             prepared = prepare(records, limits, settings, state=state, now=now)
         except NothingToLearn as nothing:
-            return {"checkpoint": None, "parent": identity, "reason": str(nothing)}
+            with tracked(config.mlflow, home, experiment="tidegate-update", name=identity[:12], tags={"parent": identity}) as tracker:
+                tracker.step(nothing.counts)
+            return {"checkpoint": None, "parent": identity, "reason": str(nothing), **nothing.counts}
         job = Job(
             kind="update",
             parent=identity,
@@ -257,11 +268,14 @@ def update(
 
 def run_job(config: TrainerConfig, home: Home, job: Job, rows: Sequence[TrainingRow], *, label: str) -> dict[str, Any]:
     """Run a job's ranks with tracking, or return what the same job made before (`cached` says which)."""
-    folder = open_job(home.training, job, rows)
+    folder = jobs.folder_for(home.training, job, rows_digest(rows))
     if (found := finished(folder)) is not None:
+        jobs.tidy(folder)
         return found | {"cached": True}
+    open_job(folder, job, rows)
     tags = {"parent": job.parent, "kind": job.kind, "job": folder.name}
     with tracked(config.mlflow, home, experiment=f"tidegate-{job.kind}", name=folder.name, tags=tags) as tracker:
         result = launch.run(folder, label=label, on_step=tracker.step)
         tracker.step({key: value for key, value in result.items() if isinstance(value, int | float)} | {"step": result["steps"]})
+    jobs.tidy(folder)
     return result | {"cached": False}

@@ -3,26 +3,25 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from pipelines.errors import CheckpointInvalid, ContractViolation, TransientError
 from pipelines.storage import Home
 from tests.support.model import on_policy_records, write_samples
-from trainer import candidates
+from trainer import candidates, launch
 from trainer import job as jobs
 from trainer.config import TrainerConfig
-from trainer.update import open_job, prepare, read_state, update
+from trainer.update import limits_for, open_job, prepare, read_state, rows_digest, update
 
 pytestmark = [
     pytest.mark.deepspeed,
@@ -119,7 +118,25 @@ def test_every_steps_figures_are_tracked(two_ranks):
     home, _, _ = two_ranks
     with sqlite3.connect(home.mlflow / "mlflow.sqlite") as database:
         steps = database.execute("select count(*) from metrics where key = 'loss'").fetchone()[0]
+        counts = dict(database.execute("select key, max(value) from metrics where key like 'rejected.%' or key = 'seen' group by key"))
     assert steps == 4
+    assert counts == {"seen": 26, "rejected.not_scored": 1, "rejected.truncated_sampling": 1}
+
+
+def test_a_finished_job_keeps_neither_checkpoints_nor_rows(two_ranks):
+    home, _, result = two_ranks
+    (folder,) = home.training.glob("update-*")
+    assert {path.name for path in folder.iterdir() if path.suffix != ".lock"} == {jobs.JOB, jobs.RESULT, jobs.PROGRESS, launch.LOG}
+    assert sorted(path.name for path in home.store.iterdir()) == sorted([result["parent"], result["checkpoint"]])
+
+
+def test_a_window_without_rows_is_tracked_with_its_counts_too(home, tiny_store, records):
+    write_samples(home.lake, [r | {"tokenizer_sha": "other"} for r in records])
+    nothing = update(settings(tracking_uri=""), home, parent=tiny_store[1], policy_version=1, lake_version=None, now=NOW)
+    assert (nothing["seen"], nothing["rows"], nothing["rejected.tokenizer_drift"]) == (24, 0, 24)
+    with sqlite3.connect(home.mlflow / "mlflow.sqlite") as database:
+        counts = dict(database.execute("select key, value from metrics"))
+    assert counts == {"seen": 24, "rows": 0, "rejected.tokenizer_drift": 24}
 
 
 def one_rank_job(tiny_store, records, root):
@@ -197,55 +214,59 @@ def test_hindsight_moves_the_update_and_says_on_how_many_rows(tiny_store, tiny_f
     assert max(np.abs(plain[name] - hinted[name]).max() for name in plain) > 1e-5
 
 
-def test_killed_twice_an_update_ends_bit_equal_to_an_uninterrupted_one(one_rank, tiny_store, records, tmp_path):
-    home, identity = one_rank_job(tiny_store, records, tmp_path)
-    write = ["--set", "trainer.world_size=1", "--set", f"mlflow.tracking_uri={NOBODY}"] + [
-        part for name, value in TRAINING.items() for part in ("--set", f"trainer.{name}={json.dumps(value)}")
-    ]
-    runner = (
-        "import sys, json; from datetime import datetime; from pathlib import Path; from pipelines.storage import Home; "
-        "from pipelines.config import load; from trainer.config import TrainerConfig; from trainer.update import update; "
-        "update(load(TrainerConfig, overrides=json.loads(sys.argv[1])), Home(Path(sys.argv[2])), parent=sys.argv[3], policy_version=1, "
-        "lake_version=None, now=datetime.fromisoformat(sys.argv[4]))"
-    )
-    command = [sys.executable, "-c", runner, json.dumps(write[1::2]), str(home.root), identity, NOW.isoformat()]
-    said = tmp_path / "said.txt"
-    for steps, victim in ((1, "trainer.rank"), (3, "launcher")):
-        with said.open("wb") as output:
-            process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
-        deadline = time.monotonic() + 150
-        while not list(home.training.glob(f"*/checkpoints/step-*{steps}")):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        ranks = [child.pid for child in psutil.Process(process.pid).children(recursive=True) if "trainer.rank" in child.cmdline()]
-        os.kill(ranks[-1] if victim == "trainer.rank" else process.pid, signal.SIGKILL)
-        process.wait()
-        if victim == "trainer.rank":
-            assert "TransientError: a training rank was killed by the system" in said.read_text()
-    result = update(settings(world_size=1), home, parent=identity, policy_version=1, lake_version=None, now=NOW + timedelta(minutes=1))
-    assert result["checkpoint"] == one_rank[2]["checkpoint"]
+def with_nan_advantages(one_rank, tiny_folder, records, root, which, **changes):
+    """A job like the one-rank update's in which some rows have a NaN advantage: its folder."""
+    config = settings(world_size=1, **changes).trainer
+    limits = limits_for(tiny_folder, candidates.verify(tiny_folder), config, policy_version=1, consumed=())
+    rows = prepare(records, limits, config, state={"ema": {}, "consumed": []}, now=NOW).rows
+    rows = [replace(row, advantage=float("nan")) if which(k) else row for k, row in enumerate(rows)]
+    job = jobs.read(next(one_rank[0].training.glob("update-*"))).model_copy(update={"store": str(root / "store"), "settings": config})
+    open_job(root / "job", job, rows)
+    return root / "job"
 
 
-def test_a_non_finite_row_is_skipped_counted_and_named_and_the_rest_is_trained(one_rank, tmp_path, monkeypatch):
-    from dataclasses import replace
-
-    from trainer import launch
-    from trainer.dataset import read_rows
-
-    home, _, _ = one_rank
-    source = next(home.training.glob("update-*"))
-    rows = read_rows(source / jobs.ROWS)
-    rows[5] = replace(rows[5], advantage=float("nan"))
-    job = jobs.read(source).model_copy(update={"store": str(tmp_path / "store")})
-    folder = open_job(tmp_path / "training", job, rows)
+def test_a_non_finite_row_is_skipped_counted_and_named_and_the_rest_is_trained(one_rank, tiny_folder, records, tmp_path, monkeypatch):
+    folder = with_nan_advantages(one_rank, tiny_folder, records, tmp_path, lambda k: k == 5)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     result = launch.run(folder, label="update")
     assert not [left.name for left in (tmp_path / "temporary").iterdir() if "torchelastic" in left.name]
     assert result["nonfinite_steps"] == 1
-    assert result["quarantined_rows"] == 1
+    assert (result["quarantined_rows"], result["quarantined"]) == (1, ["c005"])
     assert all(np.isfinite(tensor).all() for tensor in weights(Path(result["path"])).values())
+
+
+def test_steps_that_are_not_finite_one_after_another_end_the_update_and_nothing_is_exported(one_rank, tiny_folder, records, tmp_path):
+    folder = with_nan_advantages(one_rank, tiny_folder, records, tmp_path, lambda k: True, max_nonfinite_steps=2)
+    with pytest.raises(ContractViolation, match=r"2 steps in a row had a non-finite loss or gradient \(rows .*c0.*nothing was exported"):
+        launch.run(folder, label="update")
+    assert not (tmp_path / "store").exists()
+
+
+def test_over_its_divergence_budget_an_update_stops_and_emits_what_exists(tiny_store, records, tmp_path):
+    home, identity = one_rank_job(tiny_store, records, tmp_path)
+    tight = {"world_size": 1, "kl_budget": 1e-6, "kl_target": 1e-7}
+    result = update(settings(**tight), home, parent=identity, policy_version=1, lake_version=None, now=NOW)
+    assert (result["stop_reason"], result["steps"]) == ("kl_budget", 2)  # the second step sees what the first did, and is not taken
+    assert result["kl_nats_per_token"] > 1e-6
+    assert candidates.verify(home.store / result["checkpoint"]).training["stop_reason"] == "kl_budget"
+
+
+def test_with_a_learning_rate_of_zero_nothing_moves_and_nothing_is_made(tiny_store, records, tmp_path):
+    home, identity = one_rank_job(tiny_store, records, tmp_path)
+    result = update(settings(lr=0.0), home, parent=identity, policy_version=1, lake_version=None, now=NOW)
+    assert (result["checkpoint"], result["self_test"], result["steps"]) == (None, "flat", 4)
+    assert [path.name for path in home.store.iterdir()] == [identity]
+
+
+def test_duplicates_late_records_and_their_order_do_not_change_an_update(tiny_folder, records):
+    config = settings().trainer
+    limits = limits_for(tiny_folder, candidates.verify(tiny_folder), config, policy_version=1, consumed=())
+    made = []
+    for seen in (records, [*reversed(records), *records[::3]], [*records[12:], *records[:12]]):
+        prepared = prepare(seen, limits, config, state={"ema": {}, "consumed": []}, now=NOW)
+        made.append((rows_digest(prepared.rows), prepared.state))
+    assert made[0] == made[1] == made[2]
 
 
 def test_rows_that_the_parent_did_not_sample_stop_the_update_before_training(home, tiny_store, records):
@@ -291,8 +312,6 @@ def test_a_single_row_and_an_empty_or_missing_table_say_what_is_missing(home, ti
 
 
 def test_a_single_users_rows_are_trained_against_the_running_mean_alone(tiny_folder, records):
-    from trainer.update import limits_for
-
     config = settings().trainer
     limits = limits_for(tiny_folder, candidates.verify(tiny_folder), config, policy_version=1, consumed=())
     mine = [r | {"user_key": "one"} for r in records]
