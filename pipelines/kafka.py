@@ -39,7 +39,8 @@ CONNECT_TIMEOUT_S: Final = 10.0
 DELIVERY_TIMEOUT_S: Final = 30.0
 """Longest time a sent event may stay unacknowledged: a leader election takes seconds."""
 BATCH_BYTES: Final = 256 * 1024
-"""A completion with its token arrays is a few KB; lz4 works best on tens of events at once."""
+"""A completion with its token arrays is a few KB; lz4 works best on tens of events at once. A batch is one message to the broker, so it is
+never larger than the largest event: the topic takes no more, and kafka-python 3.0.12 loses its way when it has to split a batch."""
 LINGER_MS: Final = 5
 
 OnDelivery = Callable[[StageError | None], None]
@@ -194,7 +195,7 @@ class Producer:
                 enable_idempotence=True,
                 acks="all",
                 compression_type="lz4",
-                batch_size=BATCH_BYTES,
+                batch_size=min(BATCH_BYTES, config.kafka.max_event_bytes),
                 linger_ms=LINGER_MS,
                 max_request_size=config.kafka.max_event_bytes + BATCH_OVERHEAD_BYTES,
                 max_block_ms=int(CONNECT_TIMEOUT_S * 1000),
@@ -261,9 +262,10 @@ class Producer:
         """Drop the connection; what is not delivered by then is reported as failed."""
         try:
             self._producer.close(timeout=timeout_s)
-        except foreign.KafkaTimeoutError:
-            # kafka-python 3.0.12: when its flush times out, close() ends before it stops its thread. A second, patient one would block
-            # for as long as the broker is away, so its thread is told to drop what it holds.
+        except foreign.KafkaError:
+            # kafka-python 3.0.12: when its flush times out, or meets a batch that was split and never finished, close() ends before it
+            # stops its thread. A second, patient one would block for as long as the broker is away, so its thread is told to drop what
+            # it holds.
             inner: Any = self._producer
             inner._sender.force_close()
             inner._sender.join(2.0)

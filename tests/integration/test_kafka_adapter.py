@@ -1,5 +1,7 @@
 """The Kafka adapter against a real broker."""
 
+import random
+
 import pytest
 
 from pipelines import kafka
@@ -80,3 +82,15 @@ def test_the_first_producer_on_an_embedded_broker_makes_its_topic(home: Home) ->
         producer.send(b"{}", "s1")
         producer.flush()
         assert sum(kafka.end_offsets(config, home).values()) == 1
+
+
+def test_batches_fit_the_topic_however_small_its_largest_event_is(home: Home, kafka_config: KafkaConfig) -> None:
+    config = PipelinesConfig(kafka=kafka_config.model_copy(update={"max_event_bytes": 20_000}))
+    kafka.ensure_topics(config, home)
+    events = [random.Random(i).randbytes(19_000) for i in range(60)]  # nothing that lz4 could make smaller
+    refused: list[object] = []
+    with kafka.Producer(config, home) as producer:
+        for event in events:
+            producer.send(event, "one session", lambda failure: refused.append(failure) if failure else None)
+    assert refused == []
+    assert [record.value for record in kafka.read_all(config, home)] == events, "all of them, in order, each once"
