@@ -2,7 +2,7 @@
 
 One function a check, in a table; each gives findings (ok, warn, fail) and none changes anything. A check that fails in a way
 nobody foresaw is itself a finding. Useful on a fresh machine (no home yet) as on a running deployment.
-Leaves out: repairs, and gradient parity of the training engine (`tidegate trainer doctor`).
+Leaves out: repairs, and gradient parity of the training engine: every training job checks its own, `tidegate trainer doctor` all.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from pipelines.errors import StageError
 from pipelines.java import find_java, jars_folder
 from pipelines.storage import Home
 from pipelines.terminal import Common, progress, run
-from trainer import candidates
+from trainer import candidates, deepspeed_config
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -50,8 +50,6 @@ WATCHED: Final = (
     "pandas",
 )
 """Packages whose exact version this project depends on."""
-WRONG_DEEPSPEED: Final = ((0, 18, 3), (0, 19, 3))
-"""Silently wrong ZeRO-2 bf16 gradients, both ends included."""
 DISK_FAIL_BYTES: Final = 2_000_000_000
 DISK_WARN_BYTES: Final = 10_000_000_000
 """A demo writes about 3 GB: two checkpoints, a Kafka log, the lake."""
@@ -137,17 +135,12 @@ def versions(_: Place) -> Iterator[Finding]:
             continue
         if name in pins and installed != pins[name]:
             drifted.append(f"{name} {installed} (pinned {pins[name]})")
-        if name == "deepspeed" and WRONG_DEEPSPEED[0] <= _version(installed) <= WRONG_DEEPSPEED[1]:
-            found = f"deepspeed {installed} computes wrong ZeRO-2 bf16 gradients without a word"
-            yield Finding(check="versions.deepspeed", level="fail", found=found, do=f"install the pinned {pins.get(name, '0.19.8')}")
+        if name == "deepspeed" and (fault := deepspeed_config.version_fault(installed)):
+            yield Finding(check="versions.deepspeed", level="fail", found=fault, do="bash infra/scripts/setup")
     if drifted:
         yield Finding(check="versions", level="warn", found=", ".join(drifted), do="bash infra/scripts/setup")
     else:
         yield _ok("versions", f"{len(WATCHED)} packages as pinned")
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("+")[0].split(".")[:3] if part.isdigit())
 
 
 def sandbox(place: Place) -> Iterator[Finding]:
@@ -183,6 +176,23 @@ def cores(place: Place) -> Iterator[Finding]:
         yield Finding(check="cores", level="warn", found=found, do=f"set serving.threads and OMP_NUM_THREADS to at most {count}")
     else:
         yield _ok("cores", f"{count} cores, {threads} engine threads")
+
+
+def training(place: Place) -> Iterator[Finding]:
+    """Ranks have cores, and the chosen ZeRO stage can do what is asked of it."""
+    settings = place.config.trainer
+    deepspeed_config.build(
+        zero_stage=settings.zero_stage, dtype=settings.dtype, lr=settings.lr, weight_decay=settings.weight_decay,
+        grad_clip=settings.grad_clip, offload=settings.offload,
+    )  # fmt: skip
+    count, asked = len(os.sched_getaffinity(0)), settings.world_size * settings.threads_per_rank
+    ranks = f"{settings.world_size} ranks of {settings.threads_per_rank} threads"
+    found = f"{ranks}, ZeRO {settings.zero_stage}, {settings.adapter}, {settings.dtype}"
+    if asked > count and not Path("/dev/nvidia0").exists():
+        do = f"lower trainer.world_size or trainer.threads_per_rank: there are {count} cores"
+        yield Finding(check="training", level="warn", found=found, do=do)
+    else:
+        yield _ok("training", found)
 
 
 def ports(place: Place) -> Iterator[Finding]:
@@ -349,8 +359,9 @@ def clock(place: Place) -> Iterator[Finding]:
 
 
 CHECKS: Final[dict[str, Callable[[Place], Iterator[Finding]]]] = {
-    "java": java, "jars": jars, "versions": versions, "sandbox": sandbox, "room": room, "cores": cores, "ports": ports,
-    "topic": topic, "stream": stream, "lake": lake, "release": release, "drift": drift, "leftovers": leftovers, "clock": clock,
+    "java": java, "jars": jars, "versions": versions, "sandbox": sandbox, "room": room, "cores": cores, "training": training,
+    "ports": ports, "topic": topic, "stream": stream, "lake": lake, "release": release, "drift": drift, "leftovers": leftovers,
+    "clock": clock,
 }  # fmt: skip
 """Every check, the machine's first."""
 
