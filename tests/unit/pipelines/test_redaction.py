@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from pipelines import redaction
 from pipelines.redaction import clean_event, features, guess_language, hasher, redact, user_key
 from pipelines.storage import Home
 from tests.support.events_for_tests import message
@@ -167,3 +168,27 @@ def test_without_consent_or_where_the_deployment_keeps_no_text_the_message_goes_
     for cleaned in (clean_event(event, keep_text=False), clean_event(event.model_copy(update={"consent": "none"}), keep_text=True)):
         assert cleaned.payload.message is None  # type: ignore[union-attr]
         assert cleaned.payload.message_chars == 23  # type: ignore[union-attr]
+
+
+PARTS = (
+    "password: hunter22", "API_KEY=abc123abc123abc123", "\u017fecret=abcdef", "toKen = xyzzyx", "pa\u017fsword: aaaa", "\u212aey=vvvv",
+    "\u0130pass=qqqq", "bearer abcdefgh1", "Bas\u0131c abcdefgh1", "https://u:p@h.de/x", "a@b.co", "+49 170 1234567", "(555) 123-4567",
+    "555-123-4567", "sk-aaaaaaaaaaaaaaaaaaaa", "AKIAABCDEFGHIJKLMNOP", "eyJhbGci.eyJzdWIi.x", "ghp_aaaaaaaaaaaaaaaaaaaaaa",
+    "xoxb-aaaaaaaaaaaa",
+    "-----BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----", "FOO_BAR = 'abcdef1234567890abcd'", "\n", "\r\n", " ", "\x0b", "\u2028",
+    "=", ":", '"', "x", "key", "token_value", "credentials_12",
+    "\u0663" * 3 + "-" + "\u0663" * 3 + "-" + "\u0663" * 4, "glpat-aaaaaaaaaaaaaaaaaa",
+)  # fmt: skip
+
+
+@settings(max_examples=400)
+@given(st.lists(st.sampled_from(PARTS), max_size=9).map("".join))
+def test_passing_over_what_cannot_match_gives_what_the_patterns_give(text: str) -> None:
+    whole = text
+    for _ in range(redaction.MAX_ROUNDS):
+        before = whole
+        for name, pattern, kept in redaction._PATTERNS:
+            whole = pattern.sub(f"{kept}<redacted:{name}>", whole)
+        if whole == before:
+            break
+    assert redact(text)[0] == whole
