@@ -5,10 +5,24 @@ Four policies meet here, all as log-probabilities of the sampled tokens in nats 
     mu     sampled the tokens (logged)            ref    is the approved checkpoint
     prox   is the policy at the start of a step   theta  is the policy now, the only one with a gradient
 
-Everything is a sum over tokens divided by one normaliser Z = sum_i omega_i N_i, taken over the whole optimizer batch (all ranks
-and micro-batches) before the first forward and counting masked tokens too. So a loss does not depend on how a batch is cut, and
-masking a token never makes its neighbours count more. Masked tokens are taken out with `where` on the *inputs* of exp: a
-multiplication by a zero mask would turn an infinity into a NaN, in the value or in the gradient.
+and every loss is of one form, with a term P for the reward and, but for the last two, a penalty that holds theta near ref:
+
+    L = (1/Z) sum_i omega_i sum_t (P_it + beta q_it k3_it)        Z = sum_i omega_i N_i
+
+    name            P of a token                                          what carries a row from mu to theta
+    decoupled_ppo   -m wt s, s = min(r A, clip(r) A), >= 3 A if A < 0     wt = min(prox / mu, 2) and r = theta / prox; m masks rows
+    cispo           -sg(w) A theta                                        w = min(theta / mu, 2)
+    gspo            -W min(s A, clip(s) A)                                the row's mean ratios: W = prox / mu, s = theta / prox
+    dppo            -M min(r, 2) A                                        r = theta / mu, until the probability moved by .15
+    rloo            -sg(W) A theta                                        W = the product of the row's ratios theta / mu, at most 2
+    reinforce       -A theta                                              nothing: for rows of the policy itself
+    sft             -theta                                                nothing: for examples
+
+(A is the advantage, sg stops the gradient; a ratio of two policies is exp of the difference of their log-probabilities.)
+
+Z is taken over the whole optimizer batch (all ranks and micro-batches) before the first forward and counts masked tokens too. So a loss
+does not depend on how a batch is cut, and masking a token never makes its neighbours count more. Masked tokens are taken out with
+`where` on the *inputs* of exp: a multiplication by a zero mask would turn an infinity into a NaN, in the value or in the gradient.
 
 Leaves out: how advantages come about (`advantages.py`), forward passes (`model.py`), ranks (`engine.py`).
 """
@@ -122,6 +136,36 @@ def truncated_to(value: Float[Tensor, " N"], cap: float) -> Float[Tensor, " N"]:
     return value * (value.detach().clamp(max=cap) / value.detach())
 
 
+def _anchored(
+    batch: LossBatch, policy: Float[Tensor, " N"], normaliser: float, settings: LossSettings, *, clipped: Bool[Tensor, " N"]
+) -> LossValue:
+    """Add the anchor to the term of each token and sum up: the form above, with no row masked."""
+    keep = torch.ones_like(clipped)
+    weight = clamped(batch.prox.detach() - batch.mu).exp().clamp(max=settings.weight_cap)
+    divergence = anchor(batch, weight, keep)
+    return LossValue(
+        loss=(batch.omega * (policy + settings.beta * divergence)).sum() / normaliser,
+        sums={
+            "policy": (batch.omega * policy).sum().detach(),
+            "kl": divergence.sum().detach(),
+            "kept_tokens": keep.sum().float(),
+            "clipped_tokens": clipped.sum().float(),
+        },
+    )
+
+
+def _plain_sums(batch: LossBatch, per_token: Float[Tensor, " N"]) -> dict[str, Float[Tensor, ""]]:
+    """Return the figures of a loss without anchor: the divergence is told, not pulled at."""
+    ref_to_theta = clamped(batch.ref - batch.theta.detach())
+    k3 = ref_to_theta.exp() - ref_to_theta - 1
+    theta_to_mu = clamped(batch.theta.detach() - batch.mu)
+    return {
+        "policy": per_token.sum().detach(),
+        "kl": (theta_to_mu.exp() * k3).sum(),
+        "kept_tokens": torch.tensor(float(batch.theta.numel())),
+    }
+
+
 def decoupled_ppo(batch: LossBatch, normaliser: float, settings: LossSettings) -> LossValue:
     """Clip against prox, weigh by prox / mu, stay near ref.
 
@@ -181,7 +225,7 @@ def decoupled_ppo(batch: LossBatch, normaliser: float, settings: LossSettings) -
 def cispo(batch: LossBatch, normaliser: float, settings: LossSettings) -> LossValue:
     """Clip the importance weight, never the gradient: every token goes on teaching, with a bounded weight.
 
-    Formula: L = (1/Z) sum omega (-sg(min(exp(theta - mu), cap)) A theta + beta q k3)
+    Formula: w = sg min(exp(theta - mu), cap);  L = (1/Z) sum omega (-w A theta + beta q k3)
 
     Args:
         batch: Tokens of one micro-batch.
@@ -258,24 +302,6 @@ def rloo(batch: LossBatch, normaliser: float, settings: LossSettings) -> LossVal
     return _anchored(batch, policy, normaliser, settings, clipped=(summed > settings.weight_cap)[batch.segment])
 
 
-def _anchored(
-    batch: LossBatch, policy: Float[Tensor, " N"], normaliser: float, settings: LossSettings, *, clipped: Bool[Tensor, " N"]
-) -> LossValue:
-    """Add the anchor to a policy term per token and sum up."""
-    keep = torch.ones_like(clipped)
-    weight = clamped(batch.prox.detach() - batch.mu).exp().clamp(max=settings.weight_cap)
-    divergence = anchor(batch, weight, keep)
-    return LossValue(
-        loss=(batch.omega * (policy + settings.beta * divergence)).sum() / normaliser,
-        sums={
-            "policy": (batch.omega * policy).sum().detach(),
-            "kl": divergence.sum().detach(),
-            "kept_tokens": keep.sum().float(),
-            "clipped_tokens": clipped.sum().float(),
-        },
-    )
-
-
 def reinforce(batch: LossBatch, normaliser: float, settings: LossSettings) -> LossValue:
     """Raise the log-probability of what did better than its baseline; no correction for who sampled it.
 
@@ -306,17 +332,6 @@ def sft(batch: LossBatch, normaliser: float, settings: LossSettings) -> LossValu
     del settings
     per_token = -batch.omega * batch.theta
     return LossValue(loss=per_token.sum() / normaliser, sums=_plain_sums(batch, per_token))
-
-
-def _plain_sums(batch: LossBatch, per_token: Float[Tensor, " N"]) -> dict[str, Float[Tensor, ""]]:
-    ref_to_theta = clamped(batch.ref - batch.theta.detach())
-    k3 = ref_to_theta.exp() - ref_to_theta - 1
-    theta_to_mu = clamped(batch.theta.detach() - batch.mu)
-    return {
-        "policy": per_token.sum().detach(),
-        "kl": (theta_to_mu.exp() * k3).sum(),
-        "kept_tokens": torch.tensor(float(batch.theta.numel())),
-    }
 
 
 LOSSES: Final[dict[str, Loss]] = {
