@@ -15,7 +15,7 @@ from pipelines.importers import langfuse, langsmith, otlp, otlp_sniffing, regist
 from pipelines.importers.engine import Importer
 from pipelines.importers.otlp_wire import Fault, Signal
 from pipelines.importers.sessions import Stamp
-from tests.unit.pipelines.test_otlp import source
+from tests.support.otlp import source
 
 
 def imported(module: ModuleType, path: Path) -> tuple[list[Any], dict[str, Any]]:
