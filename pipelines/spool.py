@@ -10,7 +10,6 @@ Leaves out: Kafka, encoding, threads (the recorder's lock guards every call).
 """
 
 import errno
-import fcntl
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import IO, Final
 
 from pipelines.errors import StorageFull
 from pipelines.events import new_id
-from pipelines.storage import Home
+from pipelines.storage import Home, give_up_folder, hold_folder
 
 SEGMENT_BYTES: Final = 4_000_000
 """A few thousand events: large enough that files stay few, small enough that disk is given back soon."""
@@ -177,7 +176,7 @@ class Spool:
             self.segments.remove(segment)
         used = {segment.path.parent for segment in self.segments} | {self.folder}
         for folder, lock in [entry for entry in self._locks if entry[0] not in used]:
-            _remove(folder, lock)
+            give_up_folder(folder, lock)
             self._locks.remove((folder, lock))
 
     def close(self) -> None:
@@ -188,32 +187,16 @@ class Spool:
             if any(segment.path.parent == folder for segment in self.segments):
                 lock.close()
             else:
-                _remove(folder, lock)
+                give_up_folder(folder, lock)
         self._locks.clear()
 
 
 def _lock(folder: Path) -> IO[str] | None:
     """Hold a folder; None when a live process does, or it is gone."""
     try:
-        file = (folder / "lock").open("a")
+        return hold_folder(folder)
     except FileNotFoundError:
         return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
-
-
-def _remove(folder: Path, lock: IO[str]) -> None:
-    (folder / "lock").unlink(missing_ok=True)
-    try:
-        folder.rmdir()
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-            raise
-    lock.close()
 
 
 def waiting_files(home: Home) -> Iterator[Path]:

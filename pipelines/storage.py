@@ -1,6 +1,6 @@
 """Where a local run keeps its state, and how to write a file so that a crash never leaves half of one.
 
-Takes: `TIDEGATE_HOME` or the working folder. Gives: paths, atomic writes, a single-holder file lock.
+Takes: `TIDEGATE_HOME` or the working folder. Gives: paths, atomic writes, a single-holder file lock, folders that one process holds.
 Leaves out: what is inside the files, and object stores (the lake's own readers and writers handle those).
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from pipelines.errors import Busy, StorageFull
 
@@ -152,3 +153,37 @@ def exclusive(path: Path, *, what: str) -> Generator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def hold_folder(folder: Path) -> IO[str] | None:
+    """Hold a process's own folder by its file `lock` for as long as the file is open; the kernel drops it if the process dies.
+
+    Returns:
+        The open lock, or None when another live process holds the folder.
+
+    Raises:
+        FileNotFoundError: The folder is gone, or was given up by its owner in this moment.
+    """
+    file = (folder / "lock").open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_ino == (folder / "lock").stat().st_ino:
+            return file
+    except BlockingIOError:
+        file.close()
+        return None
+    except FileNotFoundError:
+        pass
+    file.close()  # what we hold is no longer the folder's lock
+    raise FileNotFoundError(errno.ENOENT, "given up by its owner", str(folder))
+
+
+def give_up_folder(folder: Path, lock: IO[str]) -> None:
+    """Let go of a held folder, and remove it where nothing else is in it."""
+    (folder / "lock").unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            raise
+    lock.close()

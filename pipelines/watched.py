@@ -6,7 +6,6 @@ Leaves out: when to look and what to say (`tracker.py`).
 """
 
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -19,7 +18,7 @@ from typing import IO, Final
 from pydantic import TypeAdapter, ValidationError
 
 from pipelines.events import Consent, Origin, new_id
-from pipelines.storage import Home, write_atomic
+from pipelines.storage import Home, give_up_folder, hold_folder, write_atomic
 from pipelines.survival import Tracked
 
 log = logging.getLogger(__name__)
@@ -144,7 +143,7 @@ class Shelf:
                     path.replace(self._place(item))
                 else:
                     path.unlink(missing_ok=True)
-            _give_up(folder, lock)
+            give_up_folder(folder, lock)
         return found
 
     def put(self, item: Pending) -> int:
@@ -183,7 +182,7 @@ class Shelf:
         if any(self._folder.glob("*.json")):
             self._lock.close()
         else:
-            _give_up(self._folder, self._lock)
+            give_up_folder(self._folder, self._lock)
         self._lock = None
 
     def _place(self, item: Pending) -> Path:
@@ -214,30 +213,10 @@ def _load(path: Path) -> Pending | None:
 
 
 def _hold(folder: Path) -> IO[str] | None:
-    """Hold a folder for the life of this process; None when another live process does."""
+    """Make a folder and hold it for the life of this process; None when another live process does."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            file = (folder / "lock").open("a")
+            return hold_folder(folder)
         except FileNotFoundError:  # given up by its owner in this moment
             continue
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(file.fileno()).st_ino == (folder / "lock").stat().st_ino:
-                return file
-        except BlockingIOError:
-            file.close()
-            return None
-        except FileNotFoundError:
-            pass
-        file.close()  # held, but what we hold is no longer the folder's lock
-
-
-def _give_up(folder: Path, lock: IO[str]) -> None:
-    (folder / "lock").unlink(missing_ok=True)
-    try:
-        folder.rmdir()
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-            raise
-    lock.close()

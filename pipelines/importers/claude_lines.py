@@ -39,7 +39,7 @@ from pipelines.importers.claude_text import (
 )
 from pipelines.importers.engine import Mapped
 from pipelines.importers.records import Record
-from pipelines.importers.sessions import NAME_CHARS, Stamp
+from pipelines.importers.sessions import NAME_CHARS, Stamp, envelope
 from pipelines.importers.texts import clean, identifier, stable_id, time_ms
 from pipelines.reading import ends_in_question
 from pipelines.redaction import MESSAGE_MAX_CHARS, features, redact
@@ -203,19 +203,8 @@ class Mapper:
         return self._sessions[name]
 
     def _envelope(self, session: _Session, turn_id: str | None, at: int, seed: str) -> dict[str, Any]:
-        stamp = self._stamp
-        return {
-            "event_id": stable_id(seed, at, space=stamp.format),
-            "session_id": session.session_id,
-            "turn_id": turn_id,
-            "occurred_at_ms": at,
-            "recorded_at_ms": at,  # not the clock: a second import must give the same bytes
-            "origin": "imported",
-            "arm": "none",
-            "user_key": stamp.user_key,
-            "consent": stamp.consent,
-            "client": stamp.client,
-        }
+        event_id = stable_id(seed, at, space=self._stamp.format)
+        return envelope(self._stamp, session_id=session.session_id, turn_id=turn_id, at=at, event_id=event_id)
 
     def _assistant(
         self, session: _Session, line: Mapping[str, Any], message: Mapping[str, Any], own: str, at: int, made: list[ev.Event]

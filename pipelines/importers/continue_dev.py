@@ -22,7 +22,7 @@ from pipelines.commands import destroys_by_call
 from pipelines.importers.edit_sizes import EditSize, replaced
 from pipelines.importers.engine import Mapped
 from pipelines.importers.records import BAD, Advance, Record, json_lines, parse
-from pipelines.importers.sessions import Session, Stamp
+from pipelines.importers.sessions import Session, Stamp, ends
 from pipelines.importers.shell_results import error_class, test_counts
 from pipelines.importers.texts import count, digest, identifier, items, mapping, milliseconds, text_of, time_ms, word
 
@@ -106,11 +106,7 @@ class Mapper:
 
     def end(self) -> Iterator[ev.Event]:
         """Yield the ends of the sessions."""
-        self._out = []
-        for session in self._sessions.values():
-            session.out = self._out
-            session.end()
-        yield from self._out
+        yield from ends(self._sessions.values())
 
     def _session(self, name: str) -> Session:
         if name not in self._sessions:

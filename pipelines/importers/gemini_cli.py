@@ -21,7 +21,7 @@ from pipelines.commands import destroys_by_call
 from pipelines.importers.edit_sizes import EditSize, diff_files, replaced
 from pipelines.importers.engine import Mapped
 from pipelines.importers.records import Advance, Record, json_document, json_lines
-from pipelines.importers.sessions import Session, Stamp
+from pipelines.importers.sessions import Session, Stamp, ends
 from pipelines.importers.shell_results import error_class, exit_class, test_counts
 from pipelines.importers.texts import count, digest, identifier, items, mapping, text_of, time_ms, word
 
@@ -122,11 +122,7 @@ class Mapper:
 
     def end(self) -> Iterator[ev.Event]:
         """Yield the ends of the sessions."""
-        self._out = []
-        for session in self._sessions.values():
-            session.out = self._out
-            session.end()
-        yield from self._out
+        yield from ends(self._sessions.values())
 
     def _about(self, value: Mapping[str, Any], path: Path) -> None:
         if isinstance(value.get("kind"), str):

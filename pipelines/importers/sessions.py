@@ -6,7 +6,7 @@ transcript gives byte-identical events, so that a second import is harmless.
 Leaves out: where the facts come from (each format's module).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -274,19 +274,32 @@ class Session:
         self.out.append(kind(**self._envelope(turn_id or self.turn_id, at, seed), payload=payload))
 
     def _envelope(self, turn_id: str | None, at: int, seed: str) -> dict[str, Any]:
-        stamp = self._stamp
-        return {
-            "event_id": stable_id(f"{self.session_id}/{seed}", 0 if self._timeless else at, space=stamp.format),
-            "session_id": self.session_id,
-            "turn_id": turn_id,
-            "occurred_at_ms": at,
-            "recorded_at_ms": at,  # not the clock: a second import must give the same bytes
-            "origin": "imported",
-            "arm": "none",
-            "user_key": stamp.user_key,
-            "consent": stamp.consent,
-            "client": stamp.client,
-        }
+        event_id = stable_id(f"{self.session_id}/{seed}", 0 if self._timeless else at, space=self._stamp.format)
+        return envelope(self._stamp, session_id=self.session_id, turn_id=turn_id, at=at, event_id=event_id)
+
+
+def envelope(stamp: Stamp, *, session_id: str, turn_id: str | None, at: int, event_id: str) -> dict[str, Any]:
+    """Return what every event of an import has around its payload."""
+    return {
+        "event_id": event_id,
+        "session_id": session_id,
+        "turn_id": turn_id,
+        "occurred_at_ms": at,
+        "recorded_at_ms": at,  # not the clock: a second import must give the same bytes
+        "origin": "imported",
+        "arm": "none",
+        "user_key": stamp.user_key,
+        "consent": stamp.consent,
+        "client": stamp.client,
+    }
+
+
+def ends(sessions: Iterable[Session]) -> Iterator[ev.Event]:
+    """Yield the ends of sessions that stay open until the last file was read."""
+    for session in sessions:
+        session.out = []
+        session.end()
+        yield from session.out
 
 
 def _redacted(text: str) -> str:
