@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
+from trainer.attention import attend
 from trainer.config import UpdateConfig
 from trainer.head import replace_head
-from trainer.lean import make_lean
+from trainer.lean import Recipes, make_lean
 from trainer.packing import MicroBatch, PackedRow, pack, plan_rows
 
 SEGMENTED: Final = "tidegate_segmented"
@@ -34,12 +34,12 @@ DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def segmented_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, **settings: Any
+    _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, **settings: Any
 ) -> tuple[Tensor, None]:
     """Causal attention inside each segment of a packed row.
 
     Args:
-        module: The attention layer; only `num_key_value_groups` is read.
+        _module: The attention layer.
         query: [1, heads, T, d].
         key: [1, kv_heads, T, d].
         value: [1, kv_heads, T, d].
@@ -49,15 +49,7 @@ def segmented_attention(
     Returns:
         [1, T, heads, d] and no attention weights.
     """
-    lengths = list(settings["segment_lengths"])
-    groups = getattr(module, "num_key_value_groups", 1)
-    parts = [
-        functional.scaled_dot_product_attention(
-            q, k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1), is_causal=True, scale=settings.get("scaling")
-        )
-        for q, k, v in zip(query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2), strict=True)
-    ]
-    return torch.cat(parts, dim=2).transpose(1, 2), None
+    return attend(query, key, value, lengths=settings["segment_lengths"], scale=settings.get("scaling")), None
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
@@ -77,7 +69,8 @@ class Policy(nn.Module):
     def __init__(self, language_model: nn.Module) -> None:
         super().__init__()
         replace_head(_unwrap(language_model))
-        make_lean(language_model)
+        self.recipes = Recipes()
+        make_lean(language_model, self.recipes)
         self.language_model = language_model
 
     def forward(
@@ -103,9 +96,10 @@ class Policy(nn.Module):
             Log-probabilities (with gradient) and entropies (without), nats, fp32.
         """
         causal = _unwrap(self.language_model)
-        hidden = causal.model(
-            input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, segment_lengths=lengths
-        ).last_hidden_state[0]
+        with self.recipes.in_use():
+            hidden = causal.model(
+                input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, segment_lengths=lengths
+            ).last_hidden_state[0]
         return causal.get_output_embeddings()(hidden[read_at], targets, temperatures)
 
 

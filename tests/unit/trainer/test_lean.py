@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from trainer.lean import gated, make_lean, normalised
+from trainer.lean import Recipes, gated, make_lean, normalised
 
 
 def config() -> LlamaConfig:
@@ -88,3 +88,58 @@ def test_a_lean_model_keeps_less_for_its_backward_pass() -> None:
     plain = kept_numbers(model)
     make_lean(model)
     assert kept_numbers(model) < 0.85 * plain
+
+
+def test_what_is_made_again_saves_memory_and_changes_no_bit_of_any_gradient() -> None:
+    torch.manual_seed(3)
+    model, recipes = LlamaForCausalLM(config()).bfloat16(), Recipes()
+    make_lean(model, recipes)
+    without = kept_numbers(model)
+    with recipes.in_use():
+        held = model(input_ids=torch.arange(40)[None], use_cache=False).logits
+    found = torch.autograd.grad(held.float().square().sum(), list(model.parameters()))
+    plain = model(input_ids=torch.arange(40)[None], use_cache=False).logits
+    assert torch.equal(held, plain)
+    for mine, theirs in zip(found, torch.autograd.grad(plain.float().square().sum(), list(model.parameters())), strict=True):
+        assert torch.equal(mine, theirs)
+    assert kept_with(model, recipes) < 0.85 * without
+
+
+def kept_with(model: LlamaForCausalLM, recipes: Recipes) -> int:
+    """Return how many bytes a forward pass holds when what can be made again is kept as its recipe."""
+    seen: dict[int, int] = {}
+    keep = recipes._keep
+
+    def note(tensor: Tensor) -> object:
+        kept = keep(tensor)
+        if isinstance(kept, Tensor):
+            seen[kept.untyped_storage().data_ptr()] = kept.untyped_storage().nbytes()
+        return kept
+
+    with recipes.in_use(), torch.autograd.graph.saved_tensors_hooks(note, recipes._give):
+        held = model(input_ids=torch.arange(40)[None], use_cache=False).logits
+    assert held.requires_grad
+    return sum(seen.values())
+
+
+def test_a_tensor_that_took_the_memory_of_another_is_not_taken_for_it() -> None:
+    recipes = Recipes()
+    weight = torch.ones(4, requires_grad=True)
+    with recipes.in_use():
+        first = torch.zeros(4)
+        recipes.note("norm", first, lambda: torch.zeros(4))
+        address = first.data_ptr()
+        del first
+        second = torch.full((4,), 3.0)  # the allocator hands out the same memory, if it can
+        made = weight * second
+    (gradient,) = torch.autograd.grad(made.sum(), [weight])
+    assert gradient.tolist() == [3.0] * 4, address == second.data_ptr()
+
+
+def test_recipes_are_kept_for_gradients_only() -> None:
+    recipes = Recipes()
+    with torch.no_grad(), recipes.in_use():
+        recipes.note("norm", torch.zeros(2), lambda: torch.zeros(2))
+        assert recipes._latest == {}
+    recipes.note("norm", torch.zeros(2), lambda: torch.zeros(2))
+    assert recipes._latest == {}
