@@ -174,5 +174,7 @@ def find(store: Path, prefix: str) -> tuple[str, Path]:
     """
     found = [path for path in store.iterdir() if path.name.startswith(prefix) and (path / MANIFEST).exists()] if store.exists() else []
     if len(found) != 1:
-        raise CheckpointInvalid(f"{len(found)} checkpoints in {store} start with {prefix!r}; name exactly one")
+        raise CheckpointInvalid(
+            f"{len(found)} checkpoints in {store} start with {prefix!r}; name exactly one (`tidegate ckpt list` shows them)"
+        )
     return found[0].name, found[0]

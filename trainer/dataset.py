@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.errors import ContractViolation
-from pipelines.storage import write_atomic
+from pipelines.storage import Home, write_atomic
 from signals.samples import SAMPLES
 from trainer.packing import PackedRow
 
@@ -80,6 +80,15 @@ def read_samples(lake: Path, *, version: int | None = None, since_us: int | None
 
         condition = pc.field("served_at") >= pa.scalar(since_us, pa.timestamp("us", tz="UTC"))
     return SampleTable(version=delta.version(), table=dataset.to_table(columns=columns, filter=condition))
+
+
+def frontier(home: Home, version: int | None) -> dict[str, int]:
+    """Return how far the events reach that a version of `samples` was distilled from: "topic-partition" -> offset; empty when unknown."""
+    from signals import lake
+
+    rows = lake.read(home, "distilled").to_pylist() if lake.exists(home, "distilled") else []
+    fitting = [row for row in rows if dict(row["versions"]).get("samples") == version]
+    return dict(max(fitting, key=lambda row: row["distilled_at"])["frontier"]) if fitting else {}
 
 
 def write_rows(path: Path, rows: Sequence[TrainingRow]) -> None:

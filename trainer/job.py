@@ -54,6 +54,8 @@ class Job(BaseModel):
     config_digest: str
     reward_version: str | None = None
     lake_version: int | None = None
+    frontier: dict[str, int] = {}
+    """ "topic-partition" -> offset after the last event behind that version of the lake."""
     facts: dict[str, float | int | str | None] = {}
     """Figures known before training (rows, rejected.<code>, ...), for the manifest."""
     state: dict[str, Any] = {}
@@ -62,9 +64,8 @@ class Job(BaseModel):
 
 def folder_for(root: Path, job: Job, rows_sha: str) -> Path:
     """Name a job's folder by what determines its result (start time, places and settings of other stages do not)."""
-    identity = digest(
-        {**job.model_dump(mode="json", exclude={"created_at", "parent_folder", "store", "facts", "config_digest"}), "rows": rows_sha}
-    )
+    apart = {"created_at", "parent_folder", "store", "facts", "config_digest", "frontier"}
+    identity = digest({**job.model_dump(mode="json", exclude=apart), "rows": rows_sha})
     return root / f"{job.kind}-{identity[:24]}"
 
 

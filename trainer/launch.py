@@ -15,8 +15,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+import psutil
 
 from pipelines.errors import EngineUnavailable, StageError, StorageFull, TerminalError, TransientError
 from pipelines.terminal import progress
@@ -30,6 +33,8 @@ KILLED: Final = re.compile(r"exitcode\s*:\s*-9\b")
 """How torchrun reports a rank that got SIGKILL."""
 FULL_BYTES: Final = 1_000_000
 """A disk with less room than this is full: the ranks' own words may not have fitted either."""
+LAUNCHER: Final = "TIDEGATE_LAUNCHER_PID"
+"""In a rank's environment: the process that started its torchrun."""
 PR_SET_PDEATHSIG: Final = 1
 """linux/prctl.h: deliver a signal when the parent ends."""
 
@@ -40,8 +45,25 @@ def die_with_parent(sig: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(sig))
 
 
-def _terminate_with_parent() -> None:
+def orphaned() -> bool:
+    """Tell whether this rank's torchrun ended before `die_with_parent` was asked for: no signal will ever come then.
+
+    A rank loads torch for seconds before it can ask. Its grandparent must be the process that started torchrun.
+    """
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is None:  # another launcher's rank
+        return False
+    try:
+        return psutil.Process(os.getppid()).ppid() != int(launcher)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _terminate_with(parent: int) -> None:
+    """Ask, in the child, to be ended with its parent, which may be gone already."""
     die_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def environment(*, threads: int) -> dict[str, str]:
@@ -75,10 +97,11 @@ def command(folder: Path, settings: UpdateConfig) -> list[str]:
 @contextmanager
 def ranks_of(folder: Path, settings: UpdateConfig) -> Iterator[subprocess.Popen[bytes]]:
     """Run this machine's ranks of a job for the life of the block; their words go to `ranks.log`."""
+    own = {LAUNCHER: str(os.getpid())} if settings.launcher == "torchrun" else {}
     with (folder / LOG).open("ab") as output:
         ranks = subprocess.Popen(
-            command(folder, settings), env=environment(threads=settings.threads_per_rank),
-            stdout=output, stderr=output, stdin=subprocess.DEVNULL, preexec_fn=_terminate_with_parent,  # noqa: PLW1509  one prctl call, no lock is taken
+            command(folder, settings), env=environment(threads=settings.threads_per_rank) | own, stdout=output, stderr=output,
+            stdin=subprocess.DEVNULL, preexec_fn=partial(_terminate_with, os.getpid()),  # noqa: PLW1509  two system calls, no lock is taken
         )  # fmt: skip
         try:
             yield ranks

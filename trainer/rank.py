@@ -26,7 +26,7 @@ from trainer import candidates, checkpoint, deepspeed_config, guards, hindsight,
 from trainer import job as jobs
 from trainer.dataset import read_rows
 from trainer.engine import StepFigures, Trainer, connect, disconnected_at_exit
-from trainer.launch import die_with_parent
+from trainer.launch import die_with_parent, orphaned
 from trainer.losses import LossSettings, adapted_beta
 from trainer.model import Policy, add_lora, load, release, score
 from trainer.packing import chains, order
@@ -183,7 +183,7 @@ class RankJob:
         if self.rank == 0:
             state = self.run.state() | {
                 "lake_version": self.job.lake_version, "reward_version": self.job.reward_version, "config_digest": self.job.config_digest,
-                "trainer_state": self.job.state,
+                "frontier": self.job.frontier, "trainer_state": self.job.state,
             }  # fmt: skip
             checkpoint.commit(temporary, root, self.run.step, state, keep=self.job.settings.keep_checkpoints)
         dist.barrier()
@@ -321,6 +321,8 @@ def _self_test(current: RankJob, before: dict[int, np.ndarray], mismatches: dict
 def main() -> int:
     """Run the job named on the command line; a foreseen failure is left in `failure.json`."""
     die_with_parent()
+    if orphaned():
+        return 1
     folder = Path(sys.argv[1])
     rank = int(os.environ["RANK"])
     torch.use_deterministic_algorithms(True, warn_only=True)

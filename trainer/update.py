@@ -25,7 +25,7 @@ from trainer import advantages, candidates, hindsight, launch
 from trainer import job as jobs
 from trainer.advantages import Estimate, ScoredTurn
 from trainer.config import TrainerConfig, UpdateConfig
-from trainer.dataset import SampleTable, TrainingRow, read_samples, write_rows
+from trainer.dataset import SampleTable, TrainingRow, frontier, read_samples, write_rows
 from trainer.job import Job
 from trainer.packing import PackedRow, chains, reply_row, tokens_of
 from trainer.selection import Limits, Row, Selection, select
@@ -160,10 +160,10 @@ def _counts(selection: Selection) -> dict[str, int]:
 
 
 def _too_few(selection: Selection, config: UpdateConfig) -> str:
-    counted = ", ".join(f"{code} {count}" for code, count in selection.rejected.items()) or "the window is empty"
+    why = ", ".join(f"{code} {count}" for code, count in selection.rejected.items()) or ("" if selection.seen else "the window is empty")
     return (
-        f"{len(selection.rows)} of {selection.seen} samples can be trained on, fewer than trainer.min_rows = {config.min_rows} "
-        f"({counted}); no candidate was made and the serving checkpoint stays as it is"
+        f"{len(selection.rows)} of {selection.seen} samples can be trained on, fewer than trainer.min_rows = {config.min_rows}"
+        f"{f' ({why})' if why else ''}; no candidate was made and the serving checkpoint stays as it is"
     )
 
 
@@ -260,6 +260,7 @@ def update(
             config_digest=digest(config),
             reward_version=prepared.reward_version,
             lake_version=samples.version,
+            frontier=frontier(home, samples.version),
             facts=prepared.facts,
             state=prepared.state,
         )

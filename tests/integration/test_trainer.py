@@ -306,7 +306,7 @@ def test_a_single_row_and_an_empty_or_missing_table_say_what_is_missing(home, ti
     single = update(settings(), home, parent=tiny_store[1], policy_version=1, lake_version=None, now=NOW)
     assert (empty["checkpoint"], single["checkpoint"]) == (None, None)
     assert "window is empty" in empty["reason"]
-    assert "1 of 1 samples" in single["reason"]
+    assert "1 of 1 samples can be trained on, fewer than trainer.min_rows = 2; no candidate" in single["reason"]
     with pytest.raises(ContractViolation, match="no version 77"):
         update(settings(), home, parent=tiny_store[1], policy_version=1, lake_version=77, now=NOW)
 

@@ -4,9 +4,13 @@ from datetime import UTC, datetime
 
 import pytest
 
+from pipelines.storage import Home
+from signals import lake
+from signals.tables import TABLES
 from tests.support.model import on_policy_records
 from trainer import candidates
 from trainer.config import UpdateConfig
+from trainer.dataset import frontier
 from trainer.selection import Limits
 from trainer.update import prepare
 
@@ -34,6 +38,18 @@ def test_a_summary_and_what_follows_it_share_their_turns_advantage_and_weight(ti
     assert {row.omega for row in shared} == {1.0}
     assert made.facts["turns"] == 7
     assert shared[0].advantage > 0
+
+
+def test_the_events_behind_a_version_of_the_lake_are_those_of_its_last_distil(tmp_path):
+    home = Home(tmp_path)
+    assert frontier(home, 7) == {}
+    lake.create_missing(home)
+    blank = {field.name: None for field in TABLES["distilled"].schema}
+    for hour, version, offset in ((1, 6, 10), (2, 7, 20), (3, 7, 25), (4, 8, 30)):
+        at = datetime(2026, 11, 30, hour, tzinfo=UTC)
+        lake.append(home, "distilled", [blank | {"distilled_at": at, "frontier": {"t-0": offset}, "versions": {"samples": version}}])
+    assert frontier(home, 7) == {"t-0": 25}
+    assert frontier(home, 9) == {}
 
 
 def test_two_sessions_of_one_prompt_are_each_others_baseline(tiny_folder):
