@@ -37,24 +37,29 @@ def warmstart(
     *,
     parent: str,
     text: Annotated[
-        list[Path] | None, Parameter(help="Files or folders of text and code to go on pretraining on first; may repeat.")
+        list[Path] | None, Parameter(negative="", help="Files or folders of text and code to go on pretraining on first; may repeat.")
     ] = None,
     data: Annotated[Path | None, Parameter(help="Demonstrations or trajectories, JSON lines of messages and tools.")] = None,
+    rewarded: Annotated[float | None, Parameter(help="Learn from the lake's own completions whose turn earned this much.")] = None,
     stop_early: Annotated[int | None, Parameter(help="Stop after this many examples; default: warmstart.max_examples.")] = None,
     common: Common = Common(),
 ) -> None:
     """Prepare a checkpoint for reinforcement: pretrain on text, fine-tune on demonstrations (cached by content)."""
     from trainer import warmstart as job
 
-    if not text and data is None:
-        raise ConfigError("nothing to learn from: give --text FOLDER, --data FILE.jsonl, or both")
+    if not text and data is None and rewarded is None:
+        raise ConfigError("nothing to learn from: give --text FOLDER, --data FILE.jsonl, --rewarded 0.5, or several of them")
+    if stop_early is not None and stop_early < 1:
+        raise ConfigError(f"--stop-early {stop_early} leaves nothing to learn from; give 1 or more")
     config, home, now = common.tree(TrainerConfig), common.place(), datetime.now(UTC)
     made: dict[str, Any] = {}
     if text:
         made = job.pretrain(config, home, parent=parent, places=text, now=now)
-    if data is not None:
+    if data is not None or rewarded is not None:
         first = {"pretrained": made["checkpoint"]} if made else {}
-        made = first | job.warmstart(config, home, parent=made.get("checkpoint", parent), data=data, max_examples=stop_early, now=now)
+        made = first | job.warmstart(
+            config, home, parent=made.get("checkpoint", parent), data=data, rewarded=rewarded, max_examples=stop_early, now=now
+        )
     common.show(made, lambda: _table(made))
 
 

@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 from pipelines.errors import CheckpointInvalid, ContractViolation
 from trainer.candidates import TEMPLATE_FILE
 
+ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""What a message's sender may be called, and what the template calls it (`developer` is OpenAI's newer word)."""
 END: Final = "<|im_end|>"
 """Ends every message; the last token a policy samples in a completion that finished."""
 
@@ -43,6 +45,46 @@ class Chat:
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, special tokens recognised, none added."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def normalised(message: Any) -> dict[str, str]:
+    """Return a message of a chat in OpenAI's shape as the model writes it: calls as text behind what was said, parts joined.
+
+    Raises:
+        ContractViolation: It is no such message; the sentence says what is wrong with it.
+    """
+    role = message.get("role") if isinstance(message, Mapping) else None
+    if role not in ROLES:
+        raise ContractViolation(f"a message's role is one of {', '.join(ROLES)}, not {role!r}")
+    content = message.get("content")
+    if isinstance(content, list):
+        if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+            raise ContractViolation("only text parts can be learned from; this message has another part")
+        content = "".join(part["text"] for part in content)
+    calls = message.get("tool_calls") or []
+    if not isinstance(content, str | None) or not isinstance(calls, list) or (content is None and not calls):
+        raise ContractViolation("a message has content (a text, text parts) or tool_calls, and this one has neither")
+    written = [_written(call) for call in calls]
+    return {"role": ROLES[role], "content": "\n".join([*([content] if content else []), "".join(written)] if written else [content or ""])}
+
+
+def named_tool(tool: Any) -> bool:
+    """Tell whether this is a tool's description, in OpenAI's wrapping or bare."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
+
+
+def _written(call: Any) -> str:
+    if not named_tool(call):
+        raise ContractViolation("a tool call has no function name")
+    function = call.get("function", call)
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except json.JSONDecodeError as error:
+            raise ContractViolation(f"the arguments of a call of {function['name']} are not JSON") from error
+    return f"<tool_call>{json.dumps({'name': function['name'], 'arguments': arguments}, ensure_ascii=False)}</tool_call>"
 
 
 def _tokenizer(path: Path) -> Tokenizer:

@@ -143,10 +143,16 @@ class WarmstartConfig(Section):
     save_every_steps: int = Field(default=8, ge=1)
     """A full-weight checkpoint is six times the model in bytes; a killed warm start loses at most this many steps."""
     max_tokens_per_micro_batch: int = Field(default=2048, ge=2)
+    world_size: int | None = Field(default=None, ge=1)
+    """Ranks on each machine; None: `trainer.world_size`. On CPU one rank of several threads is faster here than several of one: all
+    weights are trained, so ranks would exchange four bytes a weight every step (SmolLM2-135M, two cores: 17 % less time a step, half
+    the memory, losses equal to three digits)."""
+    threads_per_rank: int | None = Field(default=None, ge=1)
+    """None: `trainer.threads_per_rank`."""
 
 
 class PretrainConfig(Section):
-    """Continued pretraining on text and code, before a warm start; dtype, warm-up and checkpoints are those of `warmstart`."""
+    """Continued pretraining on text and code, before a warm start; dtype, warm-up, ranks and checkpoints are those of `warmstart`."""
 
     lr: float = Field(default=5e-5, ge=0)
     """Full weights; a quarter of the warm start's, because the model knows the language already and is not to forget it."""

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 
 import pytest
 
@@ -83,12 +84,43 @@ def test_text_is_learned_before_demonstrations_and_the_second_checkpoint_is_the_
     assert first.training["loss_last"] < first.training["loss_first"]
     assert made["rows"] == 8
     nothing = command("warmstart", "--parent", tiny_store[1], home=home)
-    assert (nothing.returncode, "give --text FOLDER, --data FILE.jsonl, or both" in nothing.stderr) == (2, True)
+    assert (nothing.returncode, "give --text FOLDER, --data FILE.jsonl, --rewarded 0.5" in nothing.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(("text", "words"), [("", "no demonstration"), ("{", "1 is not JSON"), ('{"a": 1}', "1 is no demonstration")])
+def test_rewarded_sessions_of_the_lake_are_learned_as_they_were_sampled(home, tiny_store, tiny_folder, tmp_path):
+    records = on_policy_records(tiny_folder, 24)
+    records[0] |= {"served_at": datetime(2020, 1, 1, tzinfo=UTC), "policy_version": 0, "reward": 1.0}
+    write_samples(home.lake, [*records, records[1] | {"completion_id": "x", "tokenizer_sha": "other", "reward": 1.0}])
+    good = sum(record["reward"] >= 0.5 for record in records)
+    sets = ["warmstart.lr=0.01", "warmstart.examples_per_step=4", "warmstart.passes=6", "trainer.world_size=2", "warmstart.world_size=1",
+            "mlflow.tracking_uri=http://127.0.0.1:9"]  # fmt: skip
+    settings = [part for s in sets for part in ("--set", s)]
+    done = command("warmstart", "--parent", tiny_store[1], "--rewarded", "0.5", "--json", *settings, home=home)
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert (made["rows"], made["rejected.below_reward"], made["rejected.tokenizer_drift"]) == (good, 24 - good, 1)
+    assert made["loss_last"] < made["loss_first"]
+    assert candidates.read_manifest(home.store / made["checkpoint"]).lake_version == 0
+    (job,) = home.training.glob("warmstart-*/job.json")
+    assert json.loads(job.read_bytes())["settings"]["world_size"] == 1
+    none = command("warmstart", "--parent", tiny_store[1], "--rewarded", "1.5", home=home)
+    assert (none.returncode, "no sample in" in none.stderr, "below_reward 25" in none.stderr) == (1, True, True)
+
+
+BAD_DATA = {
+    "empty": (b"", "holds no demonstration"),
+    "no JSON": (b"{", "1 is not JSON"),
+    "another object": (b'{"a": 1}', "1 is no demonstration"),
+    "nobody answers": (b'{"messages": [{"role": "user", "content": "x"}]}', "1: a demonstration has no assistant message"),
+    "a picture": (b'\n{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', "2: only text parts can be learned from"),
+    "a nameless tool": (b'{"messages": [{"role": "user", "content": "x"}], "tools": [3]}', "1 is no demonstration"),
+    "no text": (b"\xff\xfe", "is no UTF-8 text"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), BAD_DATA.values(), ids=BAD_DATA.keys())
 def test_unusable_demonstrations_end_in_one_sentence(home, tiny_store, tmp_path, text, words):
-    (tmp_path / "bad.jsonl").write_text(text)
+    (tmp_path / "bad.jsonl").write_bytes(text)
     done = command("warmstart", "--parent", tiny_store[1], "--data", str(tmp_path / "bad.jsonl"), home=home)
     assert done.returncode == 1
     assert words in done.stderr
@@ -96,8 +128,6 @@ def test_unusable_demonstrations_end_in_one_sentence(home, tiny_store, tmp_path,
 
 
 def test_scoring_finds_a_policy_equal_to_its_logs_and_a_broken_one_unknown(home, tiny_store, tiny_folder):
-    from datetime import UTC, datetime
-
     now = datetime(2026, 11, 30, 13, tzinfo=UTC)
     write_samples(home.lake, on_policy_records(tiny_folder, 6))
     broken = nan_weights(home, parent=tiny_store[1], now=now)["checkpoint"]

@@ -98,3 +98,45 @@ def test_a_missing_or_broken_file_is_an_invalid_checkpoint_that_names_it(tiny_fo
         (folder / name).write_text(text)
     with pytest.raises(CheckpointInvalid, match=re.escape(what)):
         chats.load(folder)
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "read_file", "arguments": '{"path": "über.py"}'}}
+WRITTEN = '<tool_call>{"name": "read_file", "arguments": {"path": "über.py"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        ({"role": "assistant", "content": "Hi."}, "Hi."),
+        ({"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "ab"),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, WRITTEN),
+        ({"role": "assistant", "content": "", "tool_calls": [CALL]}, WRITTEN),
+        ({"role": "assistant", "content": "I look.", "tool_calls": [CALL, CALL]}, f"I look.\n{WRITTEN}{WRITTEN}"),
+        ({"role": "assistant", "content": None, "tool_calls": [{"name": "read_file", "arguments": {"path": "über.py"}}]}, WRITTEN),
+        ({"role": "tool", "content": "", "tool_call_id": "c1"}, ""),
+    ],
+    ids=["text", "parts", "call", "call beside an empty text", "calls behind what was said", "bare call", "empty answer"],
+)
+def test_a_message_of_a_foreign_log_becomes_what_the_model_would_have_written(message, content):
+    assert chats.normalised(message) == {"role": message["role"], "content": content}
+
+
+def test_a_developers_message_is_the_systems():
+    assert chats.normalised({"role": "developer", "content": "Be brief."}) == {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("hello", "role is one of"),
+        ({"role": "robot", "content": "x"}, "not 'robot'"),
+        ({"role": "assistant", "content": None}, "this one has neither"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "only text parts"),
+        ({"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}, "no function name"),
+        ({"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": "{"}]}, "arguments of a call of f are not JSON"),
+    ],
+    ids=["no object", "unknown role", "nothing said", "picture", "nameless call", "broken arguments"],
+)
+def test_what_cannot_be_learned_from_says_why(message, words):
+    with pytest.raises(ContractViolation, match=words):
+        chats.normalised(message)
