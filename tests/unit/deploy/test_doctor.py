@@ -22,10 +22,11 @@ def test_settings_that_fit_are_told(tmp_path: Path) -> None:
     assert (item.level, item.found) == ("ok", "1 ranks of 1 threads, ZeRO 1, lora, bf16")
 
 
-def test_more_threads_than_cores_are_a_warning(tmp_path: Path) -> None:
+def test_more_threads_than_cores_are_a_warning_where_ranks_have_no_gpus(tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     (item,) = found(tmp_path, world_size=cores, threads_per_rank=2)
-    assert (item.level, f"there are {cores} cores" in item.do) == ("warn", True)
+    on_cores = not Path("/dev/nvidia0").exists()
+    assert (item.level == "warn", f"there are {cores} cores" in item.do) == (on_cores, on_cores)
 
 
 def test_what_a_stage_cannot_offload_is_a_failure_with_the_stages_that_can(tmp_path: Path) -> None:
