@@ -33,6 +33,7 @@ _LIKELY: Final = re.compile(
 )  # fmt: skip
 """A command without any of these destroys nothing that the rules know; most commands end here."""
 _HEREDOC: Final = re.compile(r"<<-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1([^\n]*)\n(.*?)(?:^[ \t]*\2[ \t]*$|\Z)", re.S | re.M)
+_KEPT: Final = re.compile(r"\0(\d+)\0")
 _PIECE: Final = re.compile(
     r"""(?P<end>\r?\n|;;?|&&|\|\|?|(?<![<>])&(?![>&])|[(){}`])|(?P<space>[ \t]+|\\\r?\n)|(?P<comment>(?<![^\s;|&(])\#[^\n]*)"""
     r"""|(?P<to>(?:\d|&)?>>?\|?)|'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)"""
@@ -104,13 +105,13 @@ def _text(text: str, depth: int) -> bool:
     """Take a script apart into commands, each with its quoted words and here-documents."""
     if depth == 0 or not _LIKELY.search(text):
         return False
-    bodies: list[str] = []
+    documents: list[tuple[str, str]] = []
 
     def kept(found: re.Match[str]) -> str:
-        bodies.append(found[4])
-        return f" \0{len(bodies) - 1}\0 {found[3]}\n"
+        documents.append((found[4], found[0]))
+        return f" \0{len(documents) - 1}\0 {found[3]}\n"
 
-    text = _HEREDOC.sub(kept, text)
+    text = _HEREDOC.sub(kept, text.replace("\0", " "))
     words: list[str] = []
     word: str | None = None
     for piece in _PIECE.finditer(text):
@@ -121,17 +122,23 @@ def _text(text: str, depth: int) -> bool:
             if kind == "to":
                 words.append(">")
             if kind == "end":
-                if _segment(_filled(words, bodies), depth):
+                if _segment(_filled(words, documents), depth):
                     return True
                 words = []
             continue
         word = (word or "") + piece[kind]
-    return _segment(_filled([*words, *([] if word is None else [word])], bodies), depth)
+    return _segment(_filled([*words, *([] if word is None else [word])], documents), depth)
 
 
-def _filled(words: list[str], bodies: list[str]) -> list[str]:
-    """Put the here-documents back, each as one word."""
-    return [bodies[int(word[1:-1])] if word[:1] == "\0" and word[1:-1].isdigit() else word for word in words]
+def _filled(words: list[str], documents: Sequence[tuple[str, str]]) -> list[str]:
+    """Put the here-documents back: each as one word, or as it stood where it is inside a quotation."""
+
+    def back(word: str) -> str:
+        if word[:1] == "\0" and word.count("\0") == 2 and word[-1] == "\0":
+            return documents[int(word[1:-1])][0]
+        return _KEPT.sub(lambda found: documents[int(found[1])][1], word)
+
+    return [back(word) if "\0" in word else word for word in words]
 
 
 def _segment(words: Words, depth: int) -> bool:

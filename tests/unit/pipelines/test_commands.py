@@ -67,6 +67,20 @@ def test_a_script_destroys_when_one_of_its_commands_does(bad: list[str], good: l
     assert destroys("\n".join(lines)) is bool(bad)
 
 
+def test_a_here_document_inside_a_quotation_stays_where_it_is() -> None:
+    assert destroys('ssh host "bash <<EOF\nrm -rf src\nEOF\n"')
+    assert not destroys('ssh host "cat > run.sh <<EOF\nrm -rf src\nEOF\n"')
+
+
+@given(
+    st.lists(
+        st.sampled_from(["rm -rf ", "src", "<<A\n", "\nA\n", '"', "'", "\0" + "0" + "\0", "\0" + "7", "ssh h ", "bash -c ", "`", "; ", "x"])
+    )
+)
+def test_any_pieces_of_scripts_get_an_answer(parts: list[str]) -> None:
+    assert destroys("".join(parts)) in (True, False)
+
+
 @given(st.text(alphabet=st.sampled_from("rm -fgit\"'`$(){}|&;<>\\\n/*#=~\0 é"), max_size=80))
 def test_any_text_gets_an_answer(text: str) -> None:
     assert destroys(text) in (True, False)
