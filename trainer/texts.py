@@ -1,8 +1,8 @@
 """Plain text and code as training rows, for continued pretraining before the tool-call syntax is taught.
 
 Takes files and folders, and a tokenizer. Gives rows of at most so many tokens, a document's rows in its order, and a count of every
-file that was left out and why. What is no UTF-8 text, is empty, is larger than a megabyte (generated, most often) or lies in a hidden
-folder is left out; nothing is repaired. Leaves out: how the rows are trained on (`warmstart.py`).
+file that was left out and why. What is no UTF-8 text or not ours to read, is empty, is larger than a megabyte (generated, most often)
+or lies in a hidden folder is left out; nothing is repaired. Leaves out: how the rows are trained on (`warmstart.py`).
 """
 
 from collections import Counter
@@ -42,7 +42,7 @@ def read(path: Path) -> str | None:
         return None
     try:
         text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, PermissionError):
         return None
     return None if "\0" in text else text
 
