@@ -14,9 +14,11 @@ HEAD_CHARS: Final = 600
 """Of a reply: who declines says so at the start, and the refusal of a detail later on is none of the request."""
 
 _DO: Final = (
-    r"(?:help|assist|support (?:this|that|your)|comply|fulfil+ (?:this|that|your|the)|engage|participate|do (?:that|this|so)\b"
+    r"(?:help|assist|support (?:this|that|your)|comply|fulfil+ (?:this|that|your|the)|engage|participate"
+    r"|do (?:that|this|so)(?= for you[.,;!]|[.,;:!?]|$)"
     r"|(?:answer|process|satisfy|accommodate|honou?r|complete|carry out) (?:this|that|your|the) (?:request|question)"
-    r"|(?:provide|share|discuss) (?:this|that|these|those|such|any|you|content|instructions|information|advice|credential)"
+    r"|(?:provide|share|discuss) (?:this|that|these|those|such|you|any (?:help|assistance|information|advice|guidance|instructions)"
+    r"|content|instructions|information|advice|credential)"
     r"|(?:create|write|generate|produce) (?:(?:this|that|such|any) )?(?:content|code for|malware|exploit))"
 )
 _ENGLISH: Final = (
