@@ -87,7 +87,7 @@ def _fit_text(found: dict[str, Any]) -> str:
     lines: list[str] = []
     for part, what in (("held_out", "held out, from a fit without them"), ("out_of_fold", "all, each from a fit without its fold")):
         whole = found[part]["all"]
-        lines.append(f"{what}: {whole['rows']} messages of {whole['families']} ideas")
+        lines.append(f"{what}: {whole['rows']} messages of {whole['families']} ideas, {whole['dissatisfied']} of them dissatisfied")
         lines += [
             f"  {name.replace('_', ' '):24} {whole[name]['value']:.3f}  ({whole[name]['low']:.3f} to {whole[name]['high']:.3f})"
             for name in ("auc", "calibration_error", "recall_at_90_precision", "brier")
@@ -97,8 +97,11 @@ def _fit_text(found: dict[str, Any]) -> str:
     for part, grouping in (("held_out", "language"), ("out_of_fold", "language"), ("out_of_fold", "shape")):
         lines.append(f"{part.replace('_', ' ')} by {grouping}:")
         for group, f in found[part][f"by_{grouping}"].items():
-            both = "" if f["auc"] is None else f"AUC {f['auc']:.3f}  calibration error {f['calibration_error']:.3f}"
-            lines.append(f"  {group:24} {f['rows']:5} rows  right {f['right_at_half']:6.1%}  {both}".rstrip())
+            figures = "AUC {auc:.3f}  calibration error {calibration_error:.3f}  recall at 90 % precision {recall_at_90_precision:.2f}"
+            both = "" if f["auc"] is None else figures.format(**f)
+            lines.append(
+                f"  {group:24} {f['rows']:5} rows, {f['dissatisfied']:4} dissatisfied  right {f['right_at_half']:6.1%}  {both}".rstrip()
+            )
     return "\n".join(lines)
 
 

@@ -114,8 +114,10 @@ def report(p: Array, y: Array, *, families: Sequence[str], groups: Mapping[str, 
             inside = column == value
             out[f"by_{grouping}"][value] = {
                 "rows": int(inside.sum()),
+                "dissatisfied": int(y[inside].sum()),
                 "auc": None if len(set(y[inside])) < 2 else round(auc(p[inside], y[inside]), 4),
                 "calibration_error": None if len(set(y[inside])) < 2 else round(calibration_error(p[inside], y[inside]), 4),
+                "recall_at_90_precision": None if len(set(y[inside])) < 2 else round(recall_at_precision(p[inside], y[inside]), 4),
                 "right_at_half": round(float(((p[inside] >= 0.5) == (y[inside] == 1)).mean()), 4),
                 "mean_p": round(float(p[inside].mean()), 4),
             }
@@ -162,6 +164,7 @@ def html(found: Mapping[str, Any]) -> str:
     rows = "".join(
         f"<tr><td>{escape(grouping.removeprefix('by_'))}</td><td>{escape(group)}</td><td>{f['rows']}</td>"
         f"<td>{'' if f['auc'] is None else f['auc']}</td><td>{'' if f['auc'] is None else f['calibration_error']}</td>"
+        f"<td>{'' if f['auc'] is None else f['recall_at_90_precision']}</td>"
         f"<td>{f['right_at_half']:.0%}</td></tr>"
         for grouping, values in found.items()
         if grouping.startswith("by_")
@@ -176,5 +179,6 @@ def html(found: Mapping[str, Any]) -> str:
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Follow-ups</title><style>body{font:15px sans-serif;max-width:46em;'
         "margin:2em auto}td,th{padding:.2em .8em;text-align:left;border-bottom:1px solid #ddd}</style><h1>How well follow-ups are read</h1>"
         f"<p>On held-out ideas; intervals are bootstrapped by idea.</p><ul>{measures}</ul>{svg(found)}<table><tr><th>by</th><th></th>"
-        f"<th>rows</th><th>AUC</th><th>calibration error</th><th>right at 0.5</th></tr>{rows}</table></html>\n"
+        f"<th>rows</th><th>AUC</th><th>calibration error</th><th>recall at 90 % precision</th>"
+        f"<th>right at 0.5</th></tr>{rows}</table></html>\n"
     )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pipelines.errors import ConfigError
 from signals import fitting, followup_report, followups
+from signals.followup_commands import _fit_text
 
 P = np.array([0.9, 0.8, 0.7, 0.6, 0.55, 0.54, 0.53, 0.52, 0.51, 0.5, 0.4])
 Y = np.array([1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0], dtype=float)
@@ -113,3 +114,15 @@ def test_labels_with_a_family_on_both_sides_or_a_broken_line_are_refused_with_th
     file.write_text(line(), encoding="utf-8")
     with pytest.raises(ConfigError, match="rows of both labels"):
         fitting.labelled(file)
+
+
+def test_every_language_is_told_with_its_own_recall_and_how_many_that_is_of() -> None:
+    p, y = np.array([0.9, 0.8, 0.7, 0.2, 0.9, 0.6, 0.4]), np.array([1, 1, 0, 1, 1, 0, 0])
+    found = followup_report.report(p, y, families=list("abcdefg"), groups={"language": ["en"] * 4 + ["de"] * 3}, threshold=0.5)
+    # English: .9 and .8 are found before the first false alarm, two of three; German: its only one.
+    told = {name: (group["dissatisfied"], group["recall_at_90_precision"]) for name, group in found["by_language"].items()}
+    assert told == {"de": (1, 1.0), "en": (3, 0.6667)}
+    part = {**found, "by_shape": {}}
+    text = _fit_text({"held_out": part, "out_of_fold": part})
+    assert "en                           4 rows,    3 dissatisfied  right  50.0%  AUC 0.667" in text
+    assert "recall at 90 % precision 0.67" in text
