@@ -1,4 +1,4 @@
-"""Langfuse exports: traces, observations and scores, as the interface exports them or the public API returns them.
+"""Langfuse exports: traces, observations and scores, as the interface exports or downloads them or the public API returns them.
 
 Takes and gives: see `registry.py`. Each entry becomes signals of the GenAI conventions, whose mapping decides what they mean
 (`otlp_genai.py`): a generation is a model call, a tool observation a tool's span, a score an evaluation of its generation.
@@ -14,14 +14,17 @@ from typing import IO, Any, Final
 from pipelines.importers.otlp import Mapper, spread
 from pipelines.importers.otlp_genai import EVALUATION
 from pipelines.importers.otlp_wire import Fault, Signal
-from pipelines.importers.records import Advance, Record
+from pipelines.importers.records import BAD, Advance, Record, parse
 from pipelines.importers.texts import items, mapping, time_ms
 
 __all__ = ["SAMPLE", "VERSION", "Mapper", "read"]
 
 SAMPLE: Final = Path(__file__).parent / "samples" / "langfuse.jsonl"
 """Invented entries in the true shape: a trace with its observations and scores, and single ones."""
-VERSION: Final = "1"
+VERSION: Final = "2"
+_LAYERS: Final = 3
+_ASKED: Final = ("prompt", "contents", "input", "question", "query")
+"""Arguments that hold what the user asked, in the order in which they are looked for."""
 _DID: Final = {"GENERATION": "chat", "TOOL": "execute_tool", "AGENT": "invoke_agent", "EMBEDDING": "embeddings"}
 
 
@@ -35,6 +38,8 @@ def signals(entry: object) -> Iterator[Signal | Fault]:
     """Yield what one entry says: a trace (with what it holds), an observation, or a score."""
     if not isinstance(entry, dict):
         yield Fault("not_an_object")
+    elif isinstance(entry.get("trace"), dict) and isinstance(entry.get("observations"), list):  # a trace that was downloaded
+        yield from signals({**entry["trace"], "observations": entry["observations"]})
     elif "traceId" not in entry and "id" not in entry and isinstance(entry.get("data"), list):  # a page of the API on one line
         for each in entry["data"]:
             yield from signals(each if not isinstance(each, dict) or "data" not in each else None)
@@ -54,7 +59,7 @@ def signals(entry: object) -> Iterator[Signal | Fault]:
 
 def _trace(entry: Mapping[str, Any], around: Mapping[str, Any]) -> Signal:
     at = time_ms(entry.get("timestamp"))
-    attributes = {"gen_ai.operation.name": "invoke_agent", "gen_ai.input.messages": entry.get("input")}
+    attributes = {"gen_ai.operation.name": "invoke_agent", "gen_ai.input.messages": _messages(entry.get("input"))}
     return Signal(
         kind="span", name=str(entry.get("name") or "")[:200], start_ms=at, at_ms=at, trace_id=str(entry["id"])[:64], attributes=attributes,
         context=around,
@@ -75,7 +80,7 @@ def _observation(entry: Mapping[str, Any], around: Mapping[str, Any]) -> Signal:
         "gen_ai.usage.input_tokens": details.get("input", usage.get("input")),
         "gen_ai.usage.output_tokens": details.get("output", usage.get("output")),
         "gen_ai.usage.cache_read.input_tokens": details.get("input_cached_tokens", details.get("cache_read_input_tokens")),
-        "gen_ai.input.messages": entry.get("input"),
+        "gen_ai.input.messages": _messages(entry.get("input")),
         "gen_ai.tool.name": entry.get("name"),
         "gen_ai.tool.call.id": own,
         "gen_ai.tool.call.arguments": entry.get("input"),
@@ -87,6 +92,16 @@ def _observation(entry: Mapping[str, Any], around: Mapping[str, Any]) -> Signal:
         trace_id=str(entry.get("traceId") or "")[:64], span_id=str(own)[:64], parent_id=str(entry.get("parentObservationId") or "")[:64],
         attributes=attributes, context=around, failed=entry.get("level") == "ERROR", message=str(entry.get("statusMessage") or "")[:500],
     )  # fmt: skip
+
+
+def _messages(given: object) -> object:
+    """Return an input as messages: a text, or the text of a call's one question, is the user's. A download holds JSON within JSON text."""
+    for _ in range(_LAYERS):
+        parsed = parse(given) if isinstance(given, str) and given.lstrip()[:1] in ("[", "{", '"') else BAD
+        given = given if parsed is BAD else parsed
+    if isinstance(given, dict) and not isinstance(given.get("messages", given.get("contents")), list):
+        given = next((given[name] for name in _ASKED if isinstance(given.get(name), str)), given)
+    return [{"role": "user", "content": given}] if isinstance(given, str) and given.strip() else given
 
 
 def _score(entry: Mapping[str, Any], around: Mapping[str, Any]) -> Signal:

@@ -21,12 +21,14 @@ from pipelines.importers import copilot, otlp_genai
 from pipelines.importers.engine import Mapped
 from pipelines.importers.otlp_sessions import Sessions, Source
 from pipelines.importers.otlp_wire import ROOTS, Fault, Signal, group, signals
-from pipelines.importers.records import Advance, Record, json_document, json_lines
+from pipelines.importers.records import Advance, Record, json_document, json_lines, json_values
 from pipelines.importers.sessions import Stamp
 
 SAMPLE: Final = Path(__file__).parent / "samples" / "otlp.jsonl"
 """Invented telemetry in the true shape: requests of traces and logs with the encodings that senders differ in."""
 VERSION: Final = "2"
+_OPENING_BYTES: Final = 16_384
+"""In which a page of an API names its list; what comes before is about the page."""
 _FIRST_LINE_BYTES: Final = 4_096
 
 
@@ -64,10 +66,15 @@ def spread(
 
 
 def _documents(first: bytes, file: IO[bytes], advance: Advance, lists: Collection[str]) -> Iterator[Record]:
-    """Read lines where the first line is a request, else one document that may be longer than the memory."""
+    """Read lines where the first line is a request, else one document: member by member where it begins with a list to be taken so (it may
+    be longer than the memory), whole where it is an entry itself.
+    """
     line = first.split(b"\n", 1)[0].strip()
     if line[:1] == b"{" and len(line) > 1 and not _opens_document(line):
         return json_lines(file, advance)
+    opening = b"".join(first[:_OPENING_BYTES].split())
+    if opening[:1] == b"{" and not any(f'"{name}":['.encode() in opening for name in lists):
+        return json_values(file, advance)
     return (record for record in json_document(file, advance, lists=lists) if record.counted)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pipelines.importers.sniffing import Head
 
 _REQUEST: Final = re.compile(r'\{"(?:resource_?[Ss]pans|resource_?[Ll]ogs)":\[')
-_LANGFUSE: Final = re.compile(r'(?:\{"data":)?\[\{"id":"[^"]{1,80}","traceId":"')
+_LANGFUSE: Final = re.compile(r'(?:\{"data":)?\[\{"id":"[^"]{1,80}","traceId":"|\{"trace":\{"id":"[^"]{1,80}",.{0,3000}"timestamp":"')
 _LANGSMITH: Final = re.compile(r'(?:\{"runs":)?\[?\{"id":"[^"]{1,80}","name":"[^"]{0,200}",.{0,3000}"run_type":"')
 """Beginnings of documents that are longer than the head."""
 
@@ -38,7 +38,7 @@ def _entries(head: Head, member: str) -> list[Mapping[str, Any]]:
     """Return the objects at the beginning of JSON lines, of a list, or of the member of an object."""
     whole = head.whole
     listed = whole.get(member) if isinstance(whole, dict) else whole
-    found = [*head.lines, *(listed[:8] if isinstance(listed, list) else ())]
+    found = [*head.lines, *(listed[:8] if isinstance(listed, list) else ()), whole]
     return [entry for entry in found if isinstance(entry, dict)]
 
 
@@ -46,6 +46,8 @@ def _is_langfuse(entry: Mapping[str, Any]) -> bool:
     kinds = ("GENERATION", "SPAN", "EVENT", "TOOL", "AGENT", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
     observed = "traceId" in entry and "startTime" in entry and entry.get("type") in kinds
     scored = "traceId" in entry and "name" in entry and "dataType" in entry and ("value" in entry or "stringValue" in entry)
+    if isinstance(entry.get("trace"), dict) and isinstance(entry.get("observations"), list):  # a trace that was downloaded
+        return _is_langfuse({**entry["trace"], "observations": entry["observations"]})
     return observed or scored or (isinstance(entry.get("observations"), list) and "timestamp" in entry and "id" in entry)
 
 

@@ -57,6 +57,50 @@ def test_a_langfuse_trace_is_a_turn_of_its_session_with_calls_tools_and_scores()
     assert {event.payload.surface for event in by_type(events, "session_started")} == {"langfuse"}
 
 
+@pytest.mark.parametrize("layout", [None, 2])
+def test_a_downloaded_langfuse_trace_is_read_whole_however_it_is_laid_out(tmp_path: Path, layout: int | None) -> None:
+    asked, answered = "2026-02-03T10:00:00.000Z", "2026-02-03T10:00:02.500Z"
+    observed = {"id": "g1", "traceId": "t1", "startTime": asked, "endTime": answered, "type": "GENERATION", "name": "llm", "model": "m"}
+    usage = {"usageDetails": {"input": 12, "output": 5}, "input": json.dumps(json.dumps({"messages": [{"role": "user", "content": "hi"}]}))}
+    tool = {"id": "o1", "traceId": "t1", "startTime": answered, "endTime": answered, "type": "TOOL", "name": "lookup", "input": '"{}"'}
+    score = {"id": "s1", "traceId": "t1", "name": "helpful", "value": 1, "timestamp": answered, "observationId": "g1"}
+    trace = {"id": "t1", "projectId": "p", "timestamp": asked, "sessionId": "chat", "input": json.dumps({"prompt": "Plan a trip"})}
+    download = {"trace": {**trace, "scores": [score]}, "observations": [observed | usage, tool]}
+    (tmp_path / "trace.json").write_text(json.dumps(download, indent=layout))
+    assert registry.recognise(sniffing.look(tmp_path / "trace.json")) == "langfuse"
+    events, counts = imported(langfuse, tmp_path / "trace.json")
+    assert counts["events"] == {
+        "completion": 1, "evaluation": 1, "session_started": 1, "tool_call": 1, "tool_result": 1, "turn_started": 1
+    }  # fmt: skip
+    assert {event.session_id for event in events} == {"chat"}
+    assert by_type(events, "turn_started")[0].payload.message == "Plan a trip"
+    call = by_type(events, "completion")[0].payload
+    assert (call.prompt_tokens, call.response_tokens, call.duration_ms) == (12, 5, 2_500.0)
+
+
+@pytest.mark.parametrize(
+    ("given_input", "said"),
+    [
+        ("hi", "hi"), ('"hi"', "hi"), ({"prompt": "hi"}, "hi"), ('{"contents": "hi"}', "hi"), ({"question": "hi", "k": 4}, "hi"),
+        ({"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}, "hi"), ([{"role": "user", "content": "hi"}], "hi"),
+        ({"args": [1]}, None), ("", None), (None, None), ("{broken", "{broken"), (json.dumps(json.dumps({"prompt": "hi"})), "hi"),
+    ],
+)  # fmt: skip
+def test_langfuse_inputs_in_every_form(tmp_path: Path, given_input: object, said: str | None) -> None:
+    entry = {"id": "g1", "traceId": "t1", "startTime": "2026-02-03T10:00:00Z", "type": "GENERATION", "input": given_input}
+    (tmp_path / "x.jsonl").write_text(json.dumps(entry))
+    events, _ = imported(langfuse, tmp_path / "x.jsonl")
+    assert by_type(events, "turn_started")[0].payload.message == said
+
+
+def test_a_langfuse_trace_longer_than_a_head_is_recognised(tmp_path: Path) -> None:
+    trace = {"id": "t1", "projectId": "p", "name": "n", "timestamp": "2026-02-03T10:00:00Z", "input": None}
+    one = {"id": "g", "traceId": "t1", "startTime": "2026-02-03T10:00:00Z", "type": "GENERATION", "input": "x" * 70_000}
+    (tmp_path / "trace.json").write_text(json.dumps({"trace": trace, "observations": [one]}, indent=2))
+    assert registry.recognise(sniffing.look(tmp_path / "trace.json")) == "langfuse"
+    assert imported(langfuse, tmp_path / "trace.json")[1]["accepted"] == 1
+
+
 def test_a_langsmith_root_is_a_turn_of_its_thread_with_the_runs_in_it() -> None:
     events, counts = imported(langsmith, langsmith.SAMPLE)
     assert counts["events"] == {
