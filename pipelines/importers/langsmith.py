@@ -22,7 +22,7 @@ __all__ = ["SAMPLE", "VERSION", "Mapper", "read"]
 
 SAMPLE: Final = Path(__file__).parent / "samples" / "langsmith.jsonl"
 """Invented runs in the true shape, flat and nested."""
-VERSION: Final = "1"
+VERSION: Final = "2"
 _DID: Final = {"llm": "chat", "tool": "execute_tool", "chain": "invoke_agent", "embedding": "embeddings"}
 _THREAD: Final = ("thread_id", "session_id", "conversation_id")
 _ROLES: Final = {"human": "user", "HumanMessage": "user", "HumanMessageChunk": "user", "user": "user"}
@@ -68,6 +68,7 @@ def _signal(run: Mapping[str, Any]) -> Signal:
         "gen_ai.response.id": run["id"],
         "gen_ai.usage.input_tokens": run.get("prompt_tokens"),
         "gen_ai.usage.output_tokens": run.get("completion_tokens"),
+        "gen_ai.usage.cache_read.input_tokens": mapping(run.get("prompt_token_details")).get("cache_read"),
         "gen_ai.input.messages": _messages(inputs),
         "gen_ai.tool.name": run.get("name"),
         "gen_ai.tool.call.id": run["id"],

@@ -135,6 +135,21 @@ def test_langsmith_messages_in_every_form(tmp_path: Path, messages: list[Any], s
     assert by_type(events, "completion")[0].payload.duration_ms == 1_000.0
 
 
+def test_a_langsmith_run_as_its_sdk_prints_it_has_times_with_a_space_and_cached_tokens(tmp_path: Path) -> None:
+    run = {
+        "id": "a", "trace_id": "t", "run_type": "llm", "start_time": "2026-02-16 01:35:18.500000", "end_time": "2026-02-16 01:35:20.000000",
+        "prompt_tokens": 90, "completion_tokens": 7, "prompt_token_details": {"audio": 0, "cache_read": 64}, "feedback_stats": None,
+        "child_runs": None, "inputs": {"messages": [{"type": "human", "content": "hi", "additional_kwargs": {}}]},
+        "extra": {"metadata": {"thread_id": "th", "ls_model_name": "m"}},
+    }  # fmt: skip
+    (tmp_path / "run.json").write_text(json.dumps(run, indent=2))
+    assert registry.recognise(sniffing.look(tmp_path / "run.json")) == "langsmith"
+    events, _ = imported(langsmith, tmp_path / "run.json")
+    call = by_type(events, "completion")[0]
+    assert (call.session_id, call.payload.cached_tokens, call.payload.duration_ms) == ("th", 64, 1_500.0)
+    assert by_type(events, "turn_started")[0].payload.message == "hi"
+
+
 @pytest.mark.parametrize("module", [langfuse, langsmith])
 def test_lists_pages_and_lines_are_read_alike_and_told_apart(module: ModuleType, tmp_path: Path) -> None:
     name = module.__name__.rpartition(".")[2]
