@@ -93,6 +93,7 @@ class Trainer:
         self.loss = named(loss)
         self.settings = settings
         self.max_tokens = max_tokens
+        policy.register_state_dict_post_hook(_without_frozen)
         gc.freeze()  # DeepSpeed collects garbage several times while it starts; a second each over the imported libraries' objects
         trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         self.engine: Any = library.initialize(model=policy, model_parameters=trainable, config=dict(deepspeed))[0]
@@ -236,6 +237,13 @@ class Trainer:
         """Read what `save` wrote with the same number of ranks."""
         _, client = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
         torch.set_rng_state(client["rng"])
+
+
+def _without_frozen(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Keep frozen weights out of checkpoints under every name: DeepSpeed leaves out one, and a tied output layer has two."""
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            state.pop(prefix + name, None)
 
 
 def _token_sums(inputs: LossBatch, entropy: torch.Tensor, loss: torch.Tensor) -> dict[str, float]:

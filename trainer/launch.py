@@ -123,10 +123,17 @@ def open_jobs(root: Path) -> list[Path]:
 
 
 def join(folder: Path) -> int:
-    """Lend this machine's ranks to a job that another machine started; returns torchrun's exit code."""
+    """Lend this machine's ranks to a job that another machine started; returns torchrun's exit code.
+
+    Raises:
+        EngineUnavailable: It did not end in time.
+    """
     settings = jobs.read(folder).settings
     with ranks_of(folder, settings) as ranks:
-        return ranks.wait()
+        try:
+            return ranks.wait(timeout=settings.timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise EngineUnavailable(f"{folder.name} did not end in time (trainer.timeout_s); join again") from error
 
 
 def run(folder: Path, *, label: str, on_step: Callable[[dict[str, Any]], None] = lambda _: None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pipelines.errors import CheckpointInvalid, ContractViolation, TransientError
 from pipelines.storage import Home
@@ -241,6 +242,10 @@ def test_steps_that_are_not_finite_one_after_another_end_the_update_and_nothing_
     with pytest.raises(ContractViolation, match=r"2 steps in a row had a non-finite loss or gradient \(rows .*c0.*nothing was exported"):
         launch.run(folder, label="update")
     assert not (tmp_path / "store").exists()
+    (saved,) = folder.glob(f"{jobs.CHECKPOINTS}/step-*1/engine/mp_rank_00_model_states.pt")
+    kept = torch.load(saved, weights_only=False)["module"]
+    assert kept
+    assert [name for name in kept if "lora_" not in name] == []  # the output layer is the frozen embedding under a second name
 
 
 def test_over_its_divergence_budget_an_update_stops_and_emits_what_exists(tiny_store, records, tmp_path):
