@@ -40,7 +40,9 @@ def text(done: Mapping[str, Any]) -> str:
                 f"{figures['total_tok_s']:>10.0f} {figures['peak_bytes'] / 1e9:>8.2f}"
             )
         relative = ", ".join(f"{NAMES.get(way, way)} {gap:.1e}" for way, gap in block["gradient_parity_relative"].items())
-        lines.append(f"  gradients apart from the plain model's in fp32, over the largest: {relative}")
+        lines.append(f"  gradients in fp32 apart from the plain model's, over the largest: {relative}")
+        rounded = ", ".join(f"{NAMES.get(way, way)} {gap:.3f}" for way, gap in block["gradient_error"].items())
+        lines.append(f"  gradients in {plan['dtype']} apart from those in fp32, over their norm, worst weight: {rounded}")
         lines += [f"  {_WORDS[met]:12} {goal}{_figure(goal, block)}" for goal, met in goals.items()]
     lines += [_prediction(entry) for entry in done["planner"]]
     if busy:

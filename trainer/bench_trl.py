@@ -18,7 +18,17 @@ import torch
 
 from pipelines.storage import write_atomic
 from trainer.bench_rows import Task
-from trainer.bench_worker import PADDED_ROWS, WARM_UP_ROWS, Stopwatch, exact_task, fix_adapters, peak_bytes, probe_gradients, task_rows
+from trainer.bench_worker import (
+    PADDED_ROWS,
+    WARM_UP_ROWS,
+    Stopwatch,
+    exact_task,
+    few_rows,
+    fix_adapters,
+    peak_bytes,
+    probe_gradients,
+    task_rows,
+)
 from trainer.config import UpdateConfig
 from trainer.packing import PackedRow
 
@@ -91,10 +101,8 @@ def gradients_of(trainer: Any, task: Task, *, first: int | None = None) -> dict[
 
 
 def exact_gradients(trainer: Any, task: Task) -> dict[str, list[float]]:
-    """Return the probes' gradients on a few rows in fp32: its weights are fp32, and the autocast around its forward pass goes off."""
-    from accelerate.utils import AutocastKwargs
-
-    trainer.accelerator.autocast_handler = AutocastKwargs(enabled=False)
+    """Return the probes' gradients on a few rows in fp32: its weights are fp32, and the autocast around their forward pass goes off."""
+    trainer.model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     return gradients_of(trainer, exact_task(task))
 
 
@@ -118,8 +126,10 @@ def main() -> int:
     for _ in range(task.repeats):
         gradients = watch.time("step", step)
     peak = peak_bytes()
+    few = {"rough": gradients_of(trainer, few_rows(task))} if task.exact_rows else {}
+    trainer.optimizer.zero_grad()
     exact = exact_gradients(trainer, task) if task.exact_rows else {}
-    found = watch.found(gradients, exact, peak=peak) | {"rank": 0}
+    found = watch.found(gradients, exact, peak=peak) | few | {"rank": 0}
     write_atomic(path.with_name(f"{path.stem}-result-0.json"), json.dumps(found).encode())
     return 0
 

@@ -4,7 +4,8 @@ A task names a way to do the same work: one optimizer step over the same rows wi
 run on; `bare` is what no trainer can beat, forward and backward of the plain model with the head on trained tokens and no
 reinforcement at all; the grid switches packing, the fused head and trained-only one by one. Writes seconds of each repeat, peak
 memory and the gradient of a few weights, so that a figure of speed never stands without the proof that the same thing was computed:
-once more in fp32, on a few short rows, because bf16 rounds differently wherever a sum is cut differently.
+on a few short rows once more as measured and once in fp32, because bf16 rounds differently wherever a sum is cut differently, so
+that two bf16 gradients can be compared only by how far each of them is from the exact one.
 """
 
 import json
@@ -33,7 +34,7 @@ from trainer.packing import PackedRow, pack, plan_rows, tokens_of
 PADDED_ROWS: Final = 8
 """Rows of one padded micro-batch: TRL's own default."""
 PROBES: Final = (
-    "layers.0.input_layernorm.weight", "model.norm.weight",
+    "layers.0.input_layernorm.weight", "layers.0.self_attn.k_proj.weight", "model.norm.weight",
     "layers.0.self_attn.q_proj.lora_B.default.weight", "layers.1.mlp.down_proj.lora_B.default.weight",
 )  # fmt: skip
 """Weights whose gradient is compared, where they are trained: the far end and the near end of the backward pass."""
@@ -126,11 +127,12 @@ def engine_of(task: Task) -> tuple[Any, list[TrainingRow], list[np.ndarray]]:
     return trainer, [replace(row, mu=logged[i]) for i, row in enumerate(unscored)], [logged[i] for i in range(len(packed))]
 
 
-def engine_gradients(trainer: Any, rows: list[TrainingRow], logged: list[np.ndarray]) -> dict[str, list[float]]:
-    """Return the probes' gradients over all rows; no step is taken: any KL is over a budget below zero."""
+def engine_gradients(trainer: Any, rows: list[TrainingRow], logged: list[np.ndarray], *, shortest: int = 0) -> dict[str, list[float]]:
+    """Return the probes' gradients over all rows or the shortest; no step is taken: any KL is over a budget below zero."""
     from deepspeed.utils import safe_get_full_grad
 
-    trainer.step(rows, range(len(rows)), ref=logged, prox=None, kl_budget=-1.0)
+    by_length = sorted(range(len(rows)), key=lambda i: (tokens_of(rows[i].packed), i))
+    trainer.step(rows, sorted(by_length[: shortest or len(rows)]), ref=logged, prox=None, kl_budget=-1.0)
     named = trainer.engine.module.named_parameters()
     return probe_gradients((name, safe_get_full_grad(p)) for name, p in named if p.requires_grad and name.endswith(PROBES))
 
@@ -149,17 +151,23 @@ def ours(task: Task) -> dict[str, Any]:
         if task.exact_rows:
             watch.time("reference", lambda: trainer.score_all(rows, everything))
     peak = peak_bytes()
-    gradients = exact = {}
+    gradients = exact = rough = {}
     if task.exact_rows:
         gradients = engine_gradients(trainer, rows, logged)
+        rough = engine_gradients(trainer, rows, logged, shortest=task.exact_rows)
         del trainer
         exact = engine_gradients(*engine_of(exact_task(task)))
-    return watch.found(gradients, exact, peak=peak) | {"rank": rank}
+    return watch.found(gradients, exact, peak=peak) | {"rank": rank, "rough": rough}
+
+
+def few_rows(task: Task) -> Task:
+    """Return the task on its shortest rows."""
+    return replace(task, shortest=task.exact_rows)
 
 
 def exact_task(task: Task) -> Task:
     """Return the task in fp32 on its shortest rows."""
-    return replace(task, dtype="fp32", shortest=task.exact_rows)
+    return replace(few_rows(task), dtype="fp32")
 
 
 # the limit, and the grid ------------------------------------------------------------------------------------------------------
@@ -271,8 +279,12 @@ def plain(task: Task) -> dict[str, Any]:
     for _ in range(task.repeats):
         gradients = watch.time("step", lambda: plain_gradients(task, *parts))
     peak = peak_bytes()
-    exact = exact_task(task)
-    return watch.found(gradients, plain_gradients(exact, *plain_model(exact)) if task.exact_rows else {}, peak=peak) | {"rank": 0}
+    exact = rough = {}
+    if task.exact_rows:
+        packed, weights = task_rows(few_rows(task), parts[0].config.vocab_size)
+        rough = plain_gradients(task, parts[0], packed, torch.tensor(weights))
+        exact = plain_gradients(exact_task(task), *plain_model(exact_task(task)))
+    return watch.found(gradients, exact, peak=peak) | {"rank": 0, "rough": rough}
 
 
 def main() -> int:

@@ -128,7 +128,8 @@ def plan(lengths: Sequence[int], *, max_tokens: int, bins_multiple_of: int = 1) 
 
     First-fit decreasing finds how few bins suffice; rows are then dealt, costliest first, to the cheapest bin that has room
     (longest processing time first), which keeps ranks from waiting for each other. Where that greedy deal does not fit, the
-    first-fit bins stand. A row longer than `max_tokens` gets a bin of its own.
+    first-fit bins stand. A row longer than `max_tokens` gets a bin of its own. Bins come costliest first: ranks take them in step, so
+    bins that are worked on at the same time cost alike.
 
     Args:
         lengths: Tokens of each row.
@@ -165,7 +166,8 @@ def plan(lengths: Sequence[int], *, max_tokens: int, bins_multiple_of: int = 1) 
         bins[slot].append(row)
         tokens[slot] += lengths[row]
         costs[slot] += cost(lengths[row])
-    return [sorted(rows) for rows in bins]
+    even = sorted(bins, key=lambda rows: (-sum(cost(lengths[row]) for row in rows), rows))
+    return [sorted(rows) for rows in even]
 
 
 def plan_rows(rows: Sequence[PackedRow], chosen: Iterable[int], *, max_tokens: int, bins_multiple_of: int = 1) -> list[list[int]]:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from trainer import attention
 from trainer.attention import BLOCK, attend
 
 
@@ -20,8 +19,9 @@ def parts(tokens: int, *, heads: int = 4, shared: int = 2, dtype: torch.dtype = 
     return [part.to(dtype).transpose(1, 2).requires_grad_() for part in made]
 
 
-def formula(query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scale: float) -> Tensor:
+def formula(inputs: list[Tensor], lengths: list[int], scale: float) -> Tensor:
     """Attend with one dense mask over the packed row."""
+    query, key, value = inputs
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     order = torch.arange(len(owner))
     seen = (owner[:, None] == owner[None]) & (order[:, None] >= order[None])
@@ -29,6 +29,11 @@ def formula(query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scale
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = (query @ key.transpose(2, 3) * scale).masked_fill(~seen, -torch.inf)
     return (torch.softmax(scores, -1) @ value).transpose(1, 2)
+
+
+def attended(inputs: list[Tensor], lengths: list[int], *, scale: float | None = None) -> Tensor:
+    """Call what is tested."""
+    return attend(inputs[0], inputs[1], inputs[2], lengths=lengths, scale=scale)
 
 
 def outcome(made: Tensor, inputs: list[Tensor]) -> list[Tensor]:
@@ -41,8 +46,8 @@ def outcome(made: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 @settings(deadline=None, max_examples=20)
 def test_values_and_gradients_are_those_of_a_dense_mask(lengths: list[int], heads: tuple[int, int]) -> None:
     inputs = parts(sum(lengths), heads=heads[0], shared=heads[1])
-    found = outcome(attend(*inputs, lengths=lengths, scale=0.3), inputs)
-    for mine, theirs in zip(found, outcome(formula(*inputs, lengths, 0.3), inputs), strict=True):
+    found = outcome(attended(inputs, lengths, scale=0.3), inputs)
+    for mine, theirs in zip(found, outcome(formula(inputs, lengths, 0.3), inputs), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-11)
 
 
@@ -55,19 +60,18 @@ def test_two_tokens_worked_by_hand() -> None:
 
 def test_without_a_scale_it_is_one_over_the_root_of_the_width() -> None:
     inputs = parts(5)
-    assert torch.equal(attend(*inputs, lengths=[5]), attend(*inputs, lengths=[5], scale=8**-0.5))
+    assert torch.equal(attended(inputs, [5]), attended(inputs, [5], scale=8**-0.5))
 
 
 def test_in_bf16_no_gradient_is_farther_from_the_exact_one_than_a_plain_kernels() -> None:
     exact = [part.detach().double().requires_grad_() for part in parts(300, dtype=torch.bfloat16)]
-    truth = outcome(formula(*exact, [300], 8**-0.5), exact)
+    truth = outcome(formula(exact, [300], 8**-0.5), exact)
     narrow = parts(300, dtype=torch.bfloat16)
-    plain = functional.scaled_dot_product_attention(
-        narrow[0], *(part.repeat_interleave(2, dim=1) for part in narrow[1:]), is_causal=True
-    ).transpose(1, 2)  # fmt: skip
+    query, key, value = narrow[0], narrow[1].repeat_interleave(2, dim=1), narrow[2].repeat_interleave(2, dim=1)
+    plain = functional.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
     ours, theirs = (
         [float((a.double() - b).norm() / b.norm()) for a, b in zip(outcome(made, narrow), truth, strict=True)]
-        for made in (attend(*narrow, lengths=[300]), plain)
+        for made in (attended(narrow, [300]), plain)
     )
     assert max(ours) < 1.5 * max(theirs)
     assert max(ours) < 0.02
@@ -77,5 +81,5 @@ def test_nothing_of_the_size_of_the_scores_is_kept() -> None:
     inputs = parts(4 * BLOCK, dtype=torch.float32)
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
-        attention.attend(*inputs, lengths=[4 * BLOCK])
+        attended(inputs, [4 * BLOCK])
     assert sorted(kept) == sorted([*(part.numel() for part in inputs), inputs[0].numel()])

@@ -78,6 +78,10 @@ def test_gradients_are_compared_by_name_in_absolute_and_relative_terms() -> None
         bench.gradient_gap({}, {})
 
 
+def test_a_rounded_gradient_is_as_far_off_as_its_worst_weight() -> None:
+    assert bench.gradient_error({"a": [3.0, 4.5], "b": [1.0]}, {"a": [3.0, 4.0], "b": [0.8]}) == pytest.approx(0.25)
+
+
 def block(**changes: Any) -> dict[str, Any]:
     """Return figures that meet every goal of trained10, exactly."""
     plain = {

@@ -26,6 +26,13 @@ def test_costs_are_balanced_over_ranks():
     assert [len(rows) for rows in bins] == [4, 4]
 
 
+def test_bins_that_ranks_work_on_at_the_same_time_cost_alike():
+    bins = plan([90, 90, 10, 10], max_tokens=100, bins_multiple_of=2)
+    assert bins == [[0, 2], [1, 3]]
+    bins = plan([10, 100, 20, 90], max_tokens=100, bins_multiple_of=2)
+    assert [sum([10, 100, 20, 90][row] for row in rows) for rows in bins] == [100, 90, 20, 10]
+
+
 def test_attention_makes_one_long_segment_cost_more_than_two_halves():
     assert cost(6000) == pytest.approx(12_000)
     assert cost(6000) > 2 * cost(3000)
