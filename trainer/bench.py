@@ -32,6 +32,8 @@ GOALS: Final = {"trained10": {"speed": 3.0, "memory": 0.33}, "trained60": {"spee
 """Against TRL: trained tokens a second at least so many times as many, peak memory at most that share."""
 BARE_GOAL: Final = {"ours": 0.90, "ours_reference": 0.70}
 """Share of the bare limit, without and with a forward pass for the reference."""
+ROUNDING_GOAL: Final = 1.1
+"""Rounded to bf16, our gradient may be at most so many times as far from the exact one as the plain model's."""
 EFFICIENCY_GOAL: Final = 0.97
 SCALING_GOAL: Final = 1.6
 
@@ -190,6 +192,11 @@ def measure(plan: Plan, histogram: str, folder: Path, *, vocabulary: int, advanc
     }  # fmt: skip
 
 
+def _rounding(errors: dict[str, float]) -> float:
+    """Return how many times as far our gradient is from the exact one as the bare one that is farther."""
+    return errors["ours"] / max(errors["bare_single"], errors["bare_packed"], 1e-6)  # in fp32 all are next to nothing
+
+
 def goals(histogram: str, block: dict[str, Any]) -> dict[str, bool | None]:
     """Say which goals a histogram's figures meet; None where one was not measured."""
     speed, memory = block["trained_tok_s"], block["peak_bytes"]
@@ -200,6 +207,7 @@ def goals(histogram: str, block: dict[str, Any]) -> dict[str, bool | None]:
         if memory["trl"] is None
         else memory["ours"] <= wanted["memory"] * memory["trl"],
         **{f"{way} >= {share:g} of the bare limit": block["share_of_bare"][way] >= share for way, share in BARE_GOAL.items()},
+        f"rounding of gradients <= {ROUNDING_GOAL:g} of the bare model's": _rounding(block["gradient_error"]) <= ROUNDING_GOAL,
         f"packing efficiency >= {EFFICIENCY_GOAL:g}": block["packing_efficiency"] >= EFFICIENCY_GOAL,
         f"2 ranks >= {SCALING_GOAL:g} x 1 rank": None if block["rank_scaling"] is None else block["rank_scaling"] >= SCALING_GOAL,
     }

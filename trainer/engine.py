@@ -9,6 +9,7 @@ its rows are chained, cut into micro-batches or dealt to ranks. Figures travel a
 
 import gc
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ def connect(*, timeout_s: float) -> tuple[int, int]:
     Raises:
         MissingDependency: A DeepSpeed version with wrong gradients is installed.
     """
-    import deepspeed
+    with _hidden("mlflow"):
+        import deepspeed
 
     if fault := deepspeed_config.version_fault(deepspeed.__version__):
         raise MissingDependency(fault)
@@ -72,6 +74,23 @@ def connect(*, timeout_s: float) -> tuple[int, int]:
         deepspeed.ops.__compatible_ops__ = {}  # pyright: ignore[reportAttributeAccessIssue]
     deepspeed.init_distributed(dist_backend=backend, timeout=timedelta(seconds=timeout_s), verbose=False)
     return dist.get_rank(), dist.get_world_size()
+
+
+@contextmanager
+def _hidden(name: str) -> Iterator[None]:
+    """Let imports in the block believe that a package is not installed.
+
+    DeepSpeed's autotuner, unused here, imports MLflow where it can, and that imports Spark, pandas and a web framework: seconds and
+    a tenth of a gigabyte on every rank, and a second engine in the trainer's process.
+    """
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # pyright: ignore[reportArgumentType]  the import system's own mark of a module that cannot be found
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 class Trainer:

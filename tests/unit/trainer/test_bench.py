@@ -87,22 +87,24 @@ def block(**changes: Any) -> dict[str, Any]:
     plain = {
         "trained_tok_s": {"ours": 30.0, "trl": 10.0, "bare": 33.0}, "peak_bytes": {"ours": 3.3e9, "trl": 1e10},
         "share_of_bare": {"ours": 0.90, "ours_reference": 0.70}, "packing_efficiency": 0.97, "rank_scaling": 1.6,
+        "gradient_error": {"ours": 0.109, "bare_single": 0.1, "bare_packed": 0.09},
     }  # fmt: skip
     return plain | changes
 
 
 def test_goals_are_met_at_their_threshold_missed_below_and_unknown_where_not_measured() -> None:
     assert set(bench.goals("trained10", block()).values()) == {True}
-    assert len(bench.goals("trained10", block())) == 6
+    assert len(bench.goals("trained10", block())) == 7
     worse = block(
         trained_tok_s={"ours": 29.9, "trl": 10.0, "bare": 33.0}, peak_bytes={"ours": 3.4e9, "trl": 1e10},
         share_of_bare={"ours": 0.89, "ours_reference": 0.69}, packing_efficiency=0.96, rank_scaling=1.5,
+        gradient_error={"ours": 0.12, "bare_single": 0.1, "bare_packed": 0.09},
     )  # fmt: skip
     assert set(bench.goals("trained10", worse).values()) == {False}
     assert bench.goals("trained60", worse)["trained tok/s >= 2 x TRL"] is True
     without = bench.goals("trained10", block(trained_tok_s={"ours": 30.0, "trl": None, "bare": 33.0},
                                              peak_bytes={"ours": 1.0, "trl": None}, rank_scaling=None))  # fmt: skip
-    assert list(without.values()) == [None, None, True, True, True, None]
+    assert list(without.values()) == [None, None, True, True, True, True, None]
 
 
 def test_the_planner_counts_flops_as_by_hand() -> None:
