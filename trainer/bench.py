@@ -217,7 +217,7 @@ def predictions(plan: Plan, shape: planner.Shape, blocks: dict[str, dict[str, An
     """Calibrate the planner's rate on the first histogram and say how far its other predictions lie from what was measured."""
     setup = planner.Setup(
         adapter=plan.adapter, bytes_per_weight=2 if plan.dtype == "bf16" else 4, micro_batch_tokens=plan.max_tokens,
-        activation_checkpointing=plan.activation_checkpointing,
+        activation_checkpointing=plan.activation_checkpointing, head_bytes=planner.CPU_HEAD_BYTES,
     )  # fmt: skip
     rate = None
     made: list[dict[str, Any]] = []
@@ -243,7 +243,7 @@ def predictions(plan: Plan, shape: planner.Shape, blocks: dict[str, dict[str, An
     return made
 
 
-PROCESS_BYTES: Final = 0.95e9
+PROCESS_BYTES: Final = 0.82e9
 """Resident memory of a rank before its model: torch, DeepSpeed and transformers, measured."""
 
 

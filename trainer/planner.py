@@ -6,7 +6,8 @@ vocabulary V:
     attention  2 D_h sum L_s^2 per layer forward (causal half of 4), twice that backward
     head       2 D V N for the logits, as much for their gradient; with a trained head twice more (logits again, and its own gradient)
     weights    b P / w3;  gradients 4 P_t / w2, optimizer 12 P_t / w1 (masters and two moments), w_z = ranks from ZeRO stage z, else 1
-    activations  one micro-batch: t (17 D + 4 I + 4 kv) b bytes a layer; with activation checkpointing 2 b t D and one layer
+    activations  one micro-batch: b t (2 D + 2 D_h + 2 I + 2 kv) a layer, what `lean.py` and `attention.py` keep; adapters keep their inputs
+                 in fp32 too; with activation checkpointing 2 b t D and one layer. Full weights: the embedding's gradient, b V D
 
 A rate in FLOP/s turns FLOPs into seconds: measured here for this machine, or peak x MFU for a GPU. Leaves out: communication, which
 ZeRO hides where nodes have fast links, and loading.
@@ -29,7 +30,9 @@ USABLE: Final = 0.92
 MFU: Final = 0.35
 """Share of the peak that packed training reaches on GPUs. Starting guess: 0.3 to 0.45 is what public trainers report."""
 HEAD_BYTES: Final = 2 * 4 * (1 << 24) + 2 * (1 << 24)
-"""Buffers of the fused head, whatever the vocabulary (`head.py`)."""
+"""Buffers of the fused head on a GPU, whatever the vocabulary (`head.py`)."""
+CPU_HEAD_BYTES: Final = HEAD_BYTES // 4
+"""The same on a CPU, whose chunks are smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,7 @@ class Setup:
     ranks: int = 1
     micro_batch_tokens: int = 2048
     activation_checkpointing: bool = False
+    head_bytes: int = HEAD_BYTES
     reference_pass: bool = False
     """Whether rows need a forward pass for their reference."""
 
@@ -136,10 +140,14 @@ def rank_bytes(shape: Shape, setup: Setup, *, base_bytes: float = 0.0) -> float:
     mine = trained_weights(shape, setup)
     states = 4 * mine / spread[2] + 12 * mine / spread[1]
     tokens = setup.micro_batch_tokens
-    layer = tokens * setup.bytes_per_weight * (17 * shape.width + 4 * shape.inner + 4 * shape.key_value)
+    layer = 2 * tokens * setup.bytes_per_weight * (shape.width + shape.attention + shape.inner + shape.key_value)
+    if setup.adapter == "lora":
+        layer += 4 * tokens * (5 * shape.width + shape.attention + shape.inner)
+    else:
+        states += setup.bytes_per_weight * shape.vocabulary * shape.width
     kept = tokens * setup.bytes_per_weight * shape.width
     activations = shape.layers * kept * 2 + layer if setup.activation_checkpointing else shape.layers * layer
-    return base_bytes + weights + states + activations + HEAD_BYTES
+    return base_bytes + weights + states + activations + setup.head_bytes
 
 
 def predicted(

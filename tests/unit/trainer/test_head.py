@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipelines.errors import ConfigError
 from trainer import planner
-from trainer.head import CHUNK_NUMBERS, TokenHead, replace_head, rows_per_chunk, token_scores
+from trainer.head import CHUNK_NUMBERS, CPU_CHUNK_NUMBERS, TokenHead, replace_head, rows_per_chunk, token_scores
 
 N, D, V = 11, 6, 37
 
@@ -105,6 +105,7 @@ def test_logits_of_one_chunk_are_bounded_whatever_the_vocabulary():
 def test_the_planner_counts_the_buffers_that_a_chunk_takes():
     # scores and their exponentials in fp32, logits in bf16
     assert planner.HEAD_BYTES == (4 + 4 + 2) * CHUNK_NUMBERS
+    assert planner.CPU_HEAD_BYTES == (4 + 4 + 2) * CPU_CHUNK_NUMBERS
 
 
 class Settings:
