@@ -55,6 +55,8 @@ def grpo_trainer(task: Task, folder: Path) -> Any:
         train_dataset=Dataset.from_dict({"prompt": ["x"] * PADDED_ROWS}), peft_config=peft,
     )  # fmt: skip
     fix_adapters(made.model)
+    if task.activation_checkpointing:  # its trainer switches this on in `train`, which is not called here
+        made.model.activation_checkpointing_enable({"use_reentrant": False})
     made.create_optimizer()
     return made
 
