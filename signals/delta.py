@@ -5,20 +5,21 @@ errors for deltalake's. Leaves out: reading for people (`lake.py`, which also ha
 """
 
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow import fs
 
-from pipelines.errors import ContractViolation, StorageFull
+from pipelines.errors import ContractViolation, StorageFull, TransientError
 from pipelines.storage import Home
 from signals.tables import DAY, TABLES, Table
 
@@ -27,9 +28,15 @@ STATISTICS: Final = {"events": {"delta.dataSkippingStatsColumns": "event_id,sess
 long texts among them and `offset` not."""
 
 
+TRIES: Final = 5
+RETRY_S: Final = 0.5
+
+Result = TypeVar("Result")
+
+
 @contextmanager
 def boundary(path: Path) -> Iterator[None]:
-    """Turn what deltalake raises inside the block into our errors.
+    """Turn what deltalake and Arrow raise inside the block into our errors.
 
     Raises:
         StorageFull: The disk is full.
@@ -37,20 +44,40 @@ def boundary(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (DeltaError, OSError) as error:
+    except (DeltaError, OSError, pa.ArrowInvalid) as error:
         if "No space left" in str(error) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFull(f"no space left to write {path}; free some and run the same command again") from error
         raise ContractViolation(f"the table {path} cannot be read or written: {str(error)[:300]}") from error
 
 
-def as_dataset(table: DeltaTable) -> ds.Dataset:
+def committed(what: str, act: Callable[[], Result]) -> Result:
+    """Try a commit again when another writer was first.
+
+    Raises:
+        TransientError: It lost every time.
+    """
+    for attempt in range(1, TRIES + 1):
+        try:
+            return act()
+        except CommitFailedError as error:
+            if attempt == TRIES:
+                raise TransientError(f"{what}: another writer was first {TRIES} times; run the same command again") from error
+            time.sleep(RETRY_S * attempt)
+    raise AssertionError("unreachable")
+
+
+def as_dataset(table: DeltaTable, files: str | None = None) -> ds.Dataset:
     """Open a table on a local folder for Arrow, which reads its files itself.
+
+    Args:
+        table: The table.
+        files: SQL condition on what the log says of files: those that cannot hold such a row are left out. Rows are still to be filtered.
 
     By default Arrow's threads ask deltalake's Python object for every block; one that still does so when the interpreter ends takes
     the process down with SIGABRT (seen in one of two runs of a busy machine).
     """
     folder = fs.SubTreeFileSystem(unquote(urlsplit(table.table_uri).path), fs.LocalFileSystem())
-    return table.to_pyarrow_dataset(filesystem=folder)
+    return table.to_pyarrow_dataset(filesystem=folder, file_pruning_predicate=files)
 
 
 def path(home: Home, name: str) -> Path:
@@ -93,7 +120,9 @@ def create_missing(home: Home) -> None:
             if found.metadata().partition_columns != list(table.partition_by):
                 raise ContractViolation(_other_layout(home, name))
             if not _holds(pa.schema(found.schema().to_arrow()), schema):
-                write_deltalake(found, schema.empty_table(), mode="append", schema_mode="merge")
+                known = set(found.schema().to_arrow().names)
+                own = pa.schema([field if field.name not in known else field.remove_metadata() for field in schema])
+                write_deltalake(found, own.empty_table(), mode="append", schema_mode="merge")
 
 
 def _other_layout(home: Home, name: str) -> str:
@@ -176,14 +205,28 @@ def append(home: Home, name: str, rows: Sequence[Mapping[str, Any]], *, transact
     table = open_table(home, name)
     if transaction and (done := table.transaction_version(transaction[0])) is not None and done >= transaction[1]:
         return False
-    properties = CommitProperties(app_transactions=[Transaction(*transaction)]) if transaction else None
     with boundary(path(home, name)):
-        write_deltalake(table, _arrow(TABLES[name], rows), mode="append", schema_mode="merge", commit_properties=properties)
+        write_deltalake(
+            table, _arrow(TABLES[name], rows), mode="append", schema_mode="merge", commit_properties=_carrying(transaction)
+        )  # fmt: skip
     return True
 
 
-def replace_days(home: Home, name: str, rows: Sequence[Mapping[str, Any]], days: Sequence[date]) -> None:
+def _carrying(transaction: tuple[str, int] | None) -> CommitProperties | None:
+    return CommitProperties(app_transactions=[Transaction(*transaction)]) if transaction else None
+
+
+def replace_days(
+    home: Home, name: str, rows: Sequence[Mapping[str, Any]], days: Sequence[date], *, transaction: tuple[str, int] | None = None
+) -> None:
     """Replace all rows of some days in one commit; without days, nothing is written.
+
+    Args:
+        home: The deployment.
+        name: One of `tables.TABLES`.
+        rows: Rows with the table's columns.
+        days: The days.
+        transaction: (application id, number) that the commit carries.
 
     Raises:
         StorageFull: No space left.
@@ -192,9 +235,12 @@ def replace_days(home: Home, name: str, rows: Sequence[Mapping[str, Any]], days:
         return
     with boundary(path(home, name)):
         write_deltalake(
-            open_table(home, name), _arrow(TABLES[name], rows), mode="overwrite", schema_mode="merge", predicate=day_predicate(days)
-        )
+            open_table(home, name), _arrow(TABLES[name], rows), mode="overwrite", schema_mode="merge", predicate=day_predicate(days),
+            commit_properties=_carrying(transaction),
+        )  # fmt: skip
 
 
 def _arrow(table: Table, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist([dict(row) for row in rows], schema=nullable(table.schema))
+    """Return rows without what columns say of themselves: Delta refuses a column whose words differ from those it was made with."""
+    schema = pa.schema([field.remove_metadata() for field in nullable(table.schema)])
+    return pa.Table.from_pylist([dict(row) for row in rows], schema=schema)

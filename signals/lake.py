@@ -32,6 +32,7 @@ Condition = ds.Expression | None
 # One name for the lake: what makes and writes tables is called through this module too.
 append = delta.append
 boundary = delta.boundary
+committed = delta.committed
 count = delta.count
 create_missing = delta.create_missing
 day_predicate = delta.day_predicate
@@ -43,8 +44,14 @@ path = delta.path
 replace_days = delta.replace_days
 
 
-def dataset(home: Home, name: str, *, as_of: int | datetime | None = None) -> ds.Dataset:
+def dataset(home: Home, name: str, *, as_of: int | datetime | None = None, files: str | None = None) -> ds.Dataset:
     """Open a table lazily, for queries that read it in pieces.
+
+    Args:
+        home: The deployment.
+        name: One of `tables.TABLES`.
+        as_of: Delta version, or an instant; None means the newest.
+        files: SQL condition that leaves out files whose statistics say that no row of theirs meets it.
 
     Raises:
         ContractViolation: There is no such table or version.
@@ -52,7 +59,7 @@ def dataset(home: Home, name: str, *, as_of: int | datetime | None = None) -> ds
     if as_of is None and not exists(home, name):
         return ds.dataset(nullable(TABLES[name].schema).empty_table())
     with boundary(path(home, name)):
-        return delta.as_dataset(open_table(home, name, as_of))
+        return delta.as_dataset(open_table(home, name, as_of), files)
 
 
 def scan(
@@ -257,7 +264,16 @@ def consistent_versions(home: Home) -> dict[str, int]:
 
 def last_distil(home: Home) -> dict[str, Any] | None:
     """Return the row of the last finished distil, or None before the first."""
-    return last(read(home, "distilled"), "distilled_at")
+    if not exists(home, "distilled"):
+        return None
+    with boundary(path(home, "distilled")):
+        table = open_table(home, "distilled")
+        ends = pa.table(table.get_add_actions(flatten=True))
+        if "max.distilled_at" not in ends.column_names or (newest := pc.max(ends["max.distilled_at"]).as_py()) is None:
+            return last(read(home, "distilled"), "distilled_at")
+        # The log has milliseconds, cut off; the newest row is not before them.
+        near = delta.as_dataset(table, f"distilled_at >= '{newest:%Y-%m-%d %H:%M:%S.%f}Z'")
+        return last(near.to_table(filter=ds.field("distilled_at") >= newest), "distilled_at")
 
 
 def last(table: pa.Table, by: str) -> dict[str, Any] | None:
@@ -268,7 +284,8 @@ def last(table: pa.Table, by: str) -> dict[str, Any] | None:
 
 def frontier(home: Home) -> dict[str, int]:
     """Return "topic-partition" -> offset after the last one that lies in the lake."""
-    grouped = read(home, "offset_ledger").group_by(["topic", "partition"]).aggregate([("end", "max")])
+    ends = read(home, "offset_ledger", columns=["topic", "partition", "end"])
+    grouped = ends.group_by(["topic", "partition"]).aggregate([("end", "max")])
     return {f"{row['topic']}-{row['partition']}": row["end_max"] for row in grouped.to_pylist()}
 
 

@@ -83,6 +83,23 @@ def test_an_unknown_table_or_version_is_one_sentence(home: Home) -> None:
         lake.open_table(Home(home.root / "elsewhere"), "turns")
 
 
+def test_a_lake_whose_columns_are_described_in_other_words_is_written_on(tmp_path: Path) -> None:
+    """Made by an earlier release: another description of every column, and some columns missing."""
+    home = Home(tmp_path)
+    for name in ("ledger_counts", "gaps", "events"):
+        table = lake.TABLES[name]
+        older = [field.with_metadata({"doc": "as it was said before"}) for field in lake.nullable(table.schema)]
+        kept = [field for field in older if field.name not in ("origin", "accepted_at")]
+        DeltaTable.create(lake.path(home, name), schema=pa.schema(kept), partition_by=list(table.partition_by) or None)
+    lake.create_missing(home)
+    lake.replace_days(home, "ledger_counts", [count_row(MONDAY, "scored", 3)], [MONDAY])
+    lake.append(home, "gaps", [{"topic": "t", "partition": 0, "start": 1, "end": 2, "accepted_at": NOW}])
+    lake.append(home, "events", [event_row(0, session="s")])
+    assert lake.counts(home)[0]["origin"] == "live"
+    assert lake.read(home, "gaps")["accepted_at"].to_pylist() == [NOW]
+    assert lake.events(home).num_rows == 1
+
+
 # Readers ----------------------------------------------------------------------------------------------------------------
 
 
