@@ -17,16 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from pipelines.errors import ConfigError
 from pipelines.storage import Home
-from signals import distil, lake, transforms
+from signals import chunks, distil, distil_task, lake, parts, verdict_store
 from signals.config import SignalsConfig
-from signals.maintenance import sql_text
 from signals.norm_table import in_force
 from signals.rewards import reward_version
-from signals.tables import DAY, TABLES
+from signals.tables import DAY, INSTANT
 
 TABLE: Final = "rewards_backfill"
 MIN_TURNS: Final = 2
@@ -83,15 +81,14 @@ class Backfilled:
     compared: Comparison
 
 
-def chosen_days(start: date, end: date) -> str:
-    """Return the SQL condition of a range of days.
+def check_range(start: date, end: date) -> None:
+    """Refuse a range of days that holds none.
 
     Raises:
         ConfigError: The range is empty.
     """
     if end <= start:
         raise ConfigError(f"--from {start} --to {end}: the range is empty; --to is the day after the last")
-    return f"{DAY} >= '{start}' AND {DAY} < '{end}'"
 
 
 def backfill(
@@ -103,7 +100,7 @@ def backfill(
     start: date,
     end: date,
     now: datetime,
-    sessions_a_pass: int = distil.SESSIONS_A_PASS,
+    sessions_a_task: int | None = None,
 ) -> "Backfilled":
     """Compute the rewards of a range of days under `config.rewards` into `rewards_backfill`; the same name again replaces that range.
 
@@ -115,40 +112,35 @@ def backfill(
         start: First UTC day (of the turns' start).
         end: The day after the last.
         now: The instant that windows are closed against.
-        sessions_a_pass: How many sessions are computed at once.
+        sessions_a_task: Most sessions that are computed at once; None leaves that to their events.
 
     Raises:
         ConfigError: The range is empty, or holds no turns.
     """
-    days = chosen_days(start, end)
+    check_range(start, end)
     sessions = sorted(lake.turns(home, start, end, columns=["session_id"])["session_id"].unique().to_pylist())
     if not sessions:
         held = lake.turns(home, columns=[DAY])[DAY]
         span = f"the lake holds turns from {pc.min(held)} to {pc.max(held)}" if len(held) else "the lake holds no turns"
         raise ConfigError(f"no turn started from {start} up to {end}; {span}")
     before = lake.last_distil(home)
-    norms = in_force(home, config.rewards)
-    for begin in range(0, len(sessions), sessions_a_pass):
-        names = pa.array(sessions[begin : begin + sessions_a_pass], pa.string())
-        wanted = F.broadcast(spark.createDataFrame(pa.table({"session_id": names})))
-        found = transforms.distilled(
-            distil.events_of(spark, home, names, wanted=wanted, since=start - timedelta(days=config.signals.lookback_days)),
-            config.rewards,
-            now_ms=int(now.timestamp() * 1000),
-            tombstoned=frozenset(before["tombstoned"]) if before else frozenset(),
-            partitions=config.spark.shuffle_partitions,
-            norms=norms,
-        )
-        rows = found.rewards.where(days).withColumns({"backfill": F.lit(name), "computed_at": F.lit(now)})
-        writer = rows.select(*TABLES[TABLE].schema.names).write.format("delta").mode("append" if begin else "overwrite")
-        writer = writer if begin else writer.option("replaceWhere", f"backfill = {sql_text(name)} AND {days}")
-        writer.save(str(lake.path(home, TABLE)))
+    norms, judged = in_force(home, config.rewards), verdict_store.in_force(home)
+    since = start - timedelta(days=config.signals.lookback_days)
+    work = distil_task.Work(
+        lake=home.lake.absolute(), tables=("rewards",), rewards=config.rewards, now_ms=int(now.timestamp() * 1000),
+        tombstoned=frozenset(before["tombstoned"]) if before else frozenset(), norms=norms, judged=judged, since=since, span=(start, end),
+        into={"rewards": TABLE}, more={"computed_at": pa.scalar(now, INSTANT)}, values={"backfill": name},
+    )  # fmt: skip
+    slots = spark.sparkContext.defaultParallelism
+    done = distil.compute(spark, work, chunks.cut(home, sessions, since=since, slots=slots, most=sessions_a_task))
+    fresh = [part for found in done for part in found.parts["rewards"]]
+    parts.overwrite(home, TABLE, fresh, [("backfill", "=", name), (DAY, ">=", str(start)), (DAY, "<", str(end))])
     own = lake.scan(home, TABLE, None, (ds.field("backfill") == name) & (ds.field(DAY) >= start) & (ds.field(DAY) < end))
     trained = lake.rewards(home, start, end)
     versions = tuple(sorted(set(trained["reward_version"].to_pylist()) - {None}))
     return Backfilled(
-        name=name, reward_version=reward_version(config.rewards, norms), trained_versions=versions, rows=own.num_rows,
-        compared=compare(trained, own),
+        name=name, reward_version=reward_version(config.rewards, norms, judged=judged.version), trained_versions=versions,
+        rows=own.num_rows, compared=compare(trained, own),
     )  # fmt: skip
 
 

@@ -1,135 +1,124 @@
-"""The nine reward components as Spark columns, row by row on turns.
+"""The nine reward components as columns, row by row on turns.
 
-Mirror of `components.py`, held equal by property tests. Written step by step through helper columns: as one expression, shared parts
-would be planned and computed many times over.
-
-Takes: turns with their facts, edit sums and norms. Gives: the same rows with components and counts.
-Leaves out: the reward (`judgement.py`).
+Mirror of `components.py`, held equal by property tests. Takes: turns with their facts, edit sums and norms, and what was said about their
+sessions. Gives: the same rows with components and counts. Leaves out: the reward (`judgement.py`).
 """
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+import polars as pl
 
 from signals.config import RewardsConfig
 from signals.followup_columns import with_dissatisfied
-from signals.turn_columns import CHECKS
+from signals.judge import Judged
+from signals.samples import COMPONENTS
+from signals.turn_columns import TURN, ratio
 
 
-def _tool_calls(config: RewardsConfig) -> Column:
-    cost = F.col("invalid_calls") + F.lit(config.repeat_cost) * F.col("repeats") + F.lit(config.serial_cost) * F.col("serial_calls")
-    return F.when(F.col("calls") > 0, F.lit(0.0) - F.least(F.lit(1.0), cost))
+def _tool_calls(config: RewardsConfig) -> pl.Expr:
+    cost = pl.col("invalid_calls") + config.repeat_cost * pl.col("repeats") + config.serial_cost * pl.col("serial_calls")
+    return pl.when(pl.col("calls") > 0).then(0.0 - cost.clip(upper_bound=1.0))
 
 
-def _effort(config: RewardsConfig) -> Column:
-    x = F.lit(config.effort_per_1k_tokens) * (F.col("response_tokens") / F.lit(1000.0))
-    x = x + F.lit(config.effort_per_call) * F.col("calls") + F.lit(config.effort_per_completion) * F.col("completions")
-    cost = F.pow(F.lit(1.0) + F.lit(config.effort_k) * x, F.lit(1.0 - config.effort_q)) - F.lit(1.0)
-    return F.when(F.col("completions") > 0, cost)
+def _effort(config: RewardsConfig) -> pl.Expr:
+    x = config.effort_per_1k_tokens * ratio(pl.col("response_tokens"), 1000.0)
+    x = x + config.effort_per_call * pl.col("calls") + config.effort_per_completion * pl.col("completions")
+    return pl.when(pl.col("completions") > 0).then((1.0 + config.effort_k * x).pow(1.0 - config.effort_q) - 1.0)
 
 
-def _checks() -> dict[str, Column]:
-    """Return the figures of the last lint delta and the last test run inside the window."""
-    lint = F.array_max(F.filter("_checked", lambda item: item["lint"]))
-    tests = F.array_max(F.filter("_checked", lambda item: ~item["lint"]))
-    some = F.size("_checked") > 0
-    return {f"_{name}": F.when(some, (lint if at < CHECKS.index("passed_before") else tests)[name]) for at, name in enumerate(CHECKS)}
+def _latency() -> pl.Expr:
+    return pl.when(pl.col("sampling_ms") > 0).then(-ratio(pl.col("sampling_ms"), pl.col("median_ms")).log().tanh())
 
 
-def _conventions(config: RewardsConfig) -> dict[str, Column]:
-    """Return the parts of `conventions`, each null where it was not checked."""
-    delta = F.col("_issues_after") - F.col("_issues_before")
-    lint = -F.tanh(delta.cast("double") / F.lit(config.lint_scale))
-    before = F.coalesce("_passed_before", F.lit(0)) + F.coalesce("_failed_before", F.lit(0))
-    total = F.greatest(before, F.col("_passed_after") + F.col("_failed_after"))
-    known = F.col("_passed_after").isNotNull() & F.col("_failed_after").isNotNull()
-    tests = F.when(known & (total > 0), 1.0 - 2.0 * ((total - F.col("_passed_after")) / total))
-    broken = F.least(F.coalesce("_rules_broken", F.lit(0)), F.col("_rules_checked"))
-    rules = F.when(F.col("_rules_checked") > 0, 1.0 - 2.0 * (broken / F.col("_rules_checked")))
-    return {"_lint": lint, "_tests": tests, "_rules": rules}
+def _mean_of(*parts: pl.Expr) -> pl.Expr:
+    """Return the mean of those parts that are known, added in order; null where none is."""
+    total, number = pl.lit(0.0), pl.lit(0)
+    for part in parts:
+        total = total + part.fill_null(0.0)
+        number = number + part.is_not_null().cast(pl.Int64)
+    return pl.when(number > 0).then(ratio(total, number))
 
 
-def _mean_of(*names: str) -> Column:
-    total, number = F.lit(0.0), F.lit(0)
-    for name in names:
-        total = total + F.coalesce(F.col(name), F.lit(0.0))
-        number = number + F.col(name).isNotNull().cast("int")
-    return F.when(number > 0, total / number)
+def _conventions(config: RewardsConfig) -> pl.Expr:
+    """Return the mean of lint, tests and rules, each null where it was not checked."""
+    lint = -ratio(pl.col("issues_after") - pl.col("issues_before"), config.lint_scale).tanh()
+    before = pl.col("passed_before").fill_null(0) + pl.col("failed_before").fill_null(0)
+    after = pl.col("passed_after") + pl.col("failed_after")
+    total = pl.max_horizontal(before, after)
+    tests = pl.when(after.is_not_null() & (total > 0)).then(1.0 - 2.0 * ratio(total - pl.col("passed_after"), total))
+    broken = pl.min_horizontal(pl.col("rules_broken").fill_null(0), "rules_checked")
+    rules = pl.when(pl.col("rules_checked") > 0).then(1.0 - 2.0 * ratio(broken, pl.col("rules_checked")))
+    return _mean_of(lint, tests, rules)
 
 
-def _spoken() -> dict[str, Column]:
-    """Return what people and evaluators said of the turn inside the window, and for how much that counts."""
-    feedback = F.array_max(F.filter("_said", lambda item: ~item["external"]))["score"]
-    evaluation = F.array_max(F.filter("_said", lambda item: item["external"]))["score"]
-    some = F.size("_said") > 0
-    return {"_feedback": F.when(some, feedback), "_evaluation": F.when(some, evaluation)}
+def _evidence() -> pl.Expr:
+    unread = pl.min_horizontal("claims_unread", "claims")
+    return pl.when(pl.col("claims") > 0).then(0.0 - ratio(unread, pl.col("claims")))
 
 
-def _explicit() -> dict[str, Column]:
-    """Return mass and sum of what was said of the turn and of the session. Mirror of `components.explicit`."""
-    own = F.col("_own_said")
-    mass = F.when(own.isNotNull(), F.lit(1.0)).otherwise(F.lit(0.0))
-    value = F.coalesce(own, F.lit(0.0))
-    shared = F.col("shared").isNotNull()
-    return {
-        "explicit_mass": F.when(shared, F.aggregate("shared", mass, lambda total, item: total + item["share"])).otherwise(mass),
-        "_explicit": F.when(shared, F.aggregate("shared", value, lambda total, item: total + item["share"] * item["score"])).otherwise(
-            value
-        ),
-    }
+def _with_explicit(turns: pl.DataFrame, shared: pl.DataFrame) -> pl.DataFrame:
+    """Add `explicit_mass` and its sum: what was said of the turn counts 1, and first. Mirror of `components.explicit`."""
+    own = turns.select(*TURN, pl.lit(1.0).alias("share"), _mean_of(pl.col("feedback"), pl.col("evaluation")).alias("score"))
+    said = pl.concat([own.filter(pl.col("score").is_not_null()), shared])
+    # Running sums add in order, as the plain rules do; `sum` adds in blocks.
+    sums = said.group_by(TURN).agg(
+        pl.col("share").cum_sum().last().alias("explicit_mass"),
+        (pl.col("share") * pl.col("score")).cum_sum().last().alias("explicit_sum"),
+    )
+    return turns.join(sums, on=TURN, how="left").with_columns(pl.col("explicit_mass").fill_null(0.0))
 
 
-def _deferral(config: RewardsConfig) -> Column:
+def _explicit() -> pl.Expr:
+    mass = pl.col("explicit_mass")
+    return pl.when(mass > 0).then(ratio(pl.col("explicit_sum"), mass).clip(-1.0, 1.0))
+
+
+def _deferral(config: RewardsConfig) -> pl.Expr:
     """Return the charge of a deferred turn. Mirror of `components.deferral`."""
-    charge = F.lit(0.0) - F.greatest(F.coalesce("_kept", F.lit(config.expected_kept)), F.lit(config.defer_cost))
-    alone = F.least(charge, F.coalesce("_low", F.lit(config.abandoned)))
-    return F.when(F.col("deferred"), F.when(F.col("followed_up"), charge).when(F.col("final"), alone))
+    charge = 0.0 - pl.col("expected_kept").fill_null(config.expected_kept).clip(lower_bound=config.defer_cost)
+    alone = pl.min_horizontal(charge, pl.col("low").fill_null(config.abandoned))
+    followed_up = pl.col("followed_up")
+    return pl.when(pl.col("deferred") & followed_up).then(charge).when(pl.col("deferred") & pl.col("final")).then(alone)
 
 
-def _evidence() -> Column:
-    unread = F.least("claims_unread", "claims")
-    return F.when(F.col("claims") > 0, F.lit(0.0) - unread / F.col("claims"))
+def with_components(turns: pl.DataFrame, shared: pl.DataFrame, config: RewardsConfig, judged: Judged) -> pl.DataFrame:
+    """Add components, P(dissatisfied), what was late, and whether an edit was deferred. Mirror of `components.components`.
 
-
-def with_components(turns: DataFrame, config: RewardsConfig) -> DataFrame:
-    """Add components, P(dissatisfied), what was late, and whether an edit was deferred. Mirror of `components.components`."""
-    closes = F.col("closes_at_ms")
-    in_time = F.col("reply.at") <= closes
-    allowed = F.col("consent") != "none"
-    eligible = F.col("edits_observed") & F.coalesce(F.col("edit_expected") >= config.edit_expected_from, F.lit(False))
-    judged = with_dissatisfied(
-        turns,
-        F.when(in_time & allowed, F.col("reply.message")),
-        F.col("opening.message"),
-        stack_traces=F.col("reply.stack_traces"),
-        reply_delay_ms=F.col("reply.reply_delay_ms"),
-        interrupted=F.col("interrupted"),
+    Args:
+        turns: Turns with facts, edit sums and norms.
+        shared: From `turn_columns.shared`.
+        config: Costs and scales.
+        judged: The judge's verdicts in force.
+    """
+    allowed = pl.col("consent") != "none"
+    followed_up = (pl.col("reply_at_ms") <= pl.col("closes_at_ms")).fill_null(value=False)
+    eligible = pl.col("edits_observed") & (pl.col("edit_expected") >= config.edit_expected_from).fill_null(value=False)
+    came_late = (pl.col("reply_at_ms") > pl.col("closes_at_ms")).fill_null(value=False)
+    seen = _with_explicit(turns, shared).with_columns(
+        pl.col("edits", "edits_judged", "late_edits").fill_null(0),
+        followed_up.alias("followed_up"),
+        eligible.alias("eligible"),
+        (pl.col("reply_at_ms") - pl.col("acted_at_ms")).alias("replied_after_ms"),
     )
-    seen = judged.withColumns(
-        {
-            "followed_up": F.coalesce(in_time, F.lit(False)),
-            "replied_after_ms": F.col("reply.at") - F.col("acted_at_ms"),
-            "eligible": eligible,
-            "edits": F.coalesce("edits", F.lit(0)),
-            "_said": F.filter("said", lambda item: item["at"] <= closes),
-            "_checked": F.filter("checked", lambda item: item["at"] <= closes),
-            "truth_evaluation": F.when(F.size("said") > 0, F.array_max(F.filter("said", lambda item: item["external"]))["score"]),
-        }
+    seen = seen.with_columns(
+        (pl.col("eligible") & (pl.col("edits") == 0) & (pl.col("completions") > 0)).alias("deferred"),
+        (pl.col("late_edits") + pl.col("late_stated") + came_late.cast(pl.Int64)).alias("late"),
     )
-    seen = seen.withColumns(_checks() | _spoken() | {"deferred": F.col("eligible") & (F.col("edits") == 0) & (F.col("completions") > 0)})
-    seen = seen.withColumns(_conventions(config) | {"_own_said": _mean_of("_feedback", "_evaluation")}).withColumns(_explicit())
-    latency = F.when(F.col("sampling_ms") > 0, -F.tanh(F.log(F.col("sampling_ms") / F.col("_median_ms"))))
-    stated = F.size("said") + F.size("checked") - F.size("_said") - F.size("_checked")
-    late = F.coalesce("late_edits", F.lit(0)) + stated + F.when(F.col("reply.at") > closes, 1).otherwise(0)
-    mean = F.col("_explicit") / F.col("explicit_mass")
+    told = {
+        "message": pl.when(pl.col("followed_up") & allowed).then(pl.col("reply")),
+        "previous": pl.col("message"),
+        "stack_traces": pl.col("reply_stack_traces"),
+        "reply_delay_ms": pl.col("reply_after_ms"),
+        "interrupted": pl.col("stopped_by_user"),
+    }
+    seen = with_dissatisfied(seen, told, judged)
     values = {
-        "edits_kept": F.col("edits_kept"),
-        "follow_up": 1.0 - 2.0 * F.col("dissatisfied"),
-        "latency": latency,
+        "edits_kept": pl.col("edits_kept"),
+        "follow_up": 1.0 - 2.0 * pl.col("dissatisfied"),
+        "latency": _latency(),
         "tool_calls": _tool_calls(config),
         "effort": _effort(config),
-        "conventions": _mean_of("_lint", "_tests", "_rules"),
+        "conventions": _conventions(config),
         "evidence": _evidence(),
-        "explicit": F.when(F.col("explicit_mass") > 0, F.greatest(F.lit(-1.0), F.least(F.lit(1.0), mean))),
+        "explicit": _explicit(),
         "deferral": _deferral(config),
     }
-    return seen.withColumns({name: F.when(allowed, value) for name, value in values.items()} | {"late": late})
+    return seen.with_columns(pl.when(allowed).then(values[name]).alias(name) for name in COMPONENTS)

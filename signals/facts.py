@@ -21,6 +21,8 @@ INVALID: Final = ("unknown_tool", "invalid_arguments")
 """Tool results that are the policy's doing."""
 CONSENT: Final = ("none", "measure", "train")
 """From strictest to freest."""
+LONGEST_MS: Final = 2.0**40
+"""A longer duration is read as this one (35 years): a number that a client sends may be anything, and infinity has no whole part."""
 ARRAYS: Final = ("prompt_ids", "response_ids", "behaviour_logprobs")
 
 
@@ -71,7 +73,7 @@ def capture(opening: Sequence[Row], completions: Sequence[Row]) -> Capture:
 def sampling_ms(completions: Sequence[Row]) -> float | None:
     """Sum durations as whole microseconds, so that the sum has no order; None when none is known."""
     durations = [row["payload"].get("duration_ms") for row in completions]
-    known = [math.floor(duration * 1000.0 + 0.5) for duration in durations if duration is not None]
+    known = [math.floor(min(duration, LONGEST_MS) * 1000.0 + 0.5) for duration in durations if duration is not None]
     return sum(known) / 1000.0 if known else None
 
 

@@ -1,7 +1,8 @@
 """P(dissatisfied) of many follow-ups at once: the same whole numbers as `followups.py`, by matrices.
 
 Takes: columns of messages and behaviour. Gives: probabilities, equal to `followups.dissatisfied` of each row to the last bit.
-Leaves out: Spark (`followup_columns.py`), files (`followup_commands.py`). Imported in Spark's Python workers and by commands that score.
+Leaves out: columns (`followup_columns.py`), files (`followup_commands.py`). Imported where there is something to score: in Spark's Python
+workers and by commands.
 """
 
 from collections.abc import Sequence

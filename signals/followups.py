@@ -8,7 +8,7 @@ question of the agent, reporting a problem of something else and moving on do no
 Everything is added up in whole numbers, so a probability is the same on every machine, in every batch and in both implementations.
 
 Takes: two consecutive user messages and what lay between them. Gives: features and P(dissatisfied).
-Leaves out: the embedding model (`followup_encoder.py`, loaded on first use), the same for many rows (`followup_scoring.py`) and as a Spark
+Leaves out: the embedding model (`followup_encoder.py`, loaded on first use), the same for many rows (`followup_scoring.py`) and as a
 column (`followup_columns.py`), how the weights came about (`fitting.py`).
 """
 

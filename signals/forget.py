@@ -23,9 +23,9 @@ from pipelines import kafka
 from pipelines.erase import Erased, erase, pattern
 from pipelines.errors import BrokerUnavailable, ContractViolation
 from pipelines.storage import Home, exclusive
-from signals import lake, offsets
+from signals import counts, lake, offsets
 from signals.config import SignalsConfig
-from signals.maintenance import Removal, by_partition, committed, recount, remove, settle, sql_places, sql_text
+from signals.maintenance import Removal, by_partition, remove, settle, sql_places, sql_text
 from signals.tables import DAY, TABLES
 
 COUNTED: Final = ("events", "quarantine")
@@ -106,9 +106,9 @@ def _distilled(home: Home, person: Person) -> dict[str, int]:
         if name == "turns":
             days.update(found[DAY].unique().to_pylist())
         with lake.boundary(lake.path(home, name)):
-            committed(f"deleting from {name}", lambda name=name, sql=sql: lake.open_table(home, name).delete(sql))
+            lake.committed(f"deleting from {name}", lambda name=name, sql=sql: lake.open_table(home, name).delete(sql))
         gone[name] = found.num_rows
-    lake.replace_days(home, "ledger_counts", recount(home, sorted(days)), sorted(days))
+    lake.replace_days(home, counts.TABLE, counts.recount(home, sorted(days)), sorted(days))
     return gone
 
 

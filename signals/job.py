@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from pipelines.errors import ConfigError, ContractViolation
 from pipelines.storage import Home, exclusive
 from pipelines.terminal import progress
-from signals import checks, distil, lake, offsets, spark, stream
+from signals import checks, counts, distil, lake, offsets, spark, stream
 from signals.config import SignalsConfig
 from signals.monitors import after_distil
 
@@ -97,7 +97,7 @@ def run(config: SignalsConfig, home: Home, flags: Flags) -> dict[str, Any]:
             with clock.part("monitors"):
                 after_distil(home, config, now=distil.utc_now(), hourly=False)
     clock.seconds["total"] = round(time.monotonic() - begun, 2)
-    done = distil.check_outcomes(home)
+    done = counts.outcomes(home)
     checks.quick(home)
     return {
         "append": {"rows": totals.rows, "quarantined": totals.quarantined, "batches": totals.batches},

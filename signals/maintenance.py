@@ -7,20 +7,18 @@ adds up wherever a run is killed. A commit that loses a race against the stream 
 Takes: the lake, settings, `now`. Gives: what was done, or would be. Leaves out: one user's data (`forget.py`).
 """
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from math import ceil
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError
+from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties
 
-from pipelines.errors import ConfigError, TransientError
+from pipelines.errors import ConfigError
 from pipelines.events import new_id
 from pipelines.storage import Home
 from signals import lake
@@ -29,14 +27,17 @@ from signals.tables import DAY, TABLES
 
 BY_ARRIVAL: Final = ("events", "quarantine")
 """Tables that grow by small appends into the day of arrival."""
+BY_START: Final = ("turns", "edits", "rewards", "samples", "conflicts")
+"""Tables that grow by a distil's rows into the days its turns started on."""
 LOGS: Final = ("offset_ledger", "distilled", "gaps", "removals")
 """Tables that get a few rows a commit."""
 FILES_BEFORE_MERGE: Final = 8
-"""A table of the second kind is merged when it has more files than this: fewer cost a reader nothing."""
-TRIES: Final = 5
-RETRY_S: Final = 0.5
-
-Result = TypeVar("Result")
+"""A log is merged when it has more files than this, a day of distilled rows when it has so many more than it needs (what comes late for a
+day adds a few): fewer cost a reader nothing."""
+FILES_BEFORE_JOBS_MERGE: Final = 64
+"""The jobs read these tables each time, so they merge them themselves when there are more files than this: about once an hour."""
+ROWS_A_GROUP: Final = 20_000
+"""Rows of one row group of a merged file: what is decoded for one session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,22 +55,6 @@ class Files:
         return max(1, ceil(self.size_bytes / target_bytes))
 
 
-def committed(what: str, act: Callable[[], Result]) -> Result:
-    """Try a commit again when another writer was first.
-
-    Raises:
-        TransientError: It lost every time.
-    """
-    for attempt in range(1, TRIES + 1):
-        try:
-            return act()
-        except CommitFailedError as error:
-            if attempt == TRIES:
-                raise TransientError(f"{what}: another writer was first {TRIES} times; run the same command again") from error
-            time.sleep(RETRY_S * attempt)
-    raise AssertionError("unreachable")
-
-
 def files(home: Home, name: str) -> list[Files]:
     """Return the files of a table by partition."""
     actions = pa.table(lake.open_table(home, name).get_add_actions(flatten=True))
@@ -85,9 +70,10 @@ def files(home: Home, name: str) -> list[Files]:
 def to_merge(home: Home, config: LakeConfig, *, now: datetime) -> list[Files]:
     """Return the partitions that are over and lie in more files than they need."""
     target, today = config.target_file_mb * 2**20, now.astimezone(UTC).date()
-    days = [own for name in BY_ARRIVAL if lake.exists(home, name) for own in files(home, name)]
+    spare: dict[str, int] = {**dict.fromkeys(BY_ARRIVAL, 0), **dict.fromkeys(BY_START, FILES_BEFORE_MERGE)}
+    days = [own for name in spare if lake.exists(home, name) for own in files(home, name)]
     logs = [own for name in LOGS if lake.exists(home, name) for own in files(home, name)]
-    return [own for own in days if own.day and own.day < today and own.number > own.wanted(target)] + [
+    return [own for own in days if own.day and own.day < today and own.number > own.wanted(target) + spare[own.table]] + [
         own for own in logs if own.number > max(own.wanted(target), FILES_BEFORE_MERGE)
     ]
 
@@ -113,7 +99,7 @@ def compact(
     done: list[dict[str, Any]] = []
     for own in to_merge(home, config, now=now):
         with lake.boundary(lake.path(home, own.table)):
-            committed(f"compacting {own.table}", lambda own=own: _merge(lake.open_table(home, own.table), own, config))
+            lake.committed(f"compacting {own.table}", lambda own=own: _merge(lake.open_table(home, own.table), own, config))
         after = next(item for item in files(home, own.table) if item.day == own.day)
         advance(own.number)
         done.append({
@@ -123,12 +109,29 @@ def compact(
     return done
 
 
+def merge_logs(home: Home, config: LakeConfig) -> None:
+    """Merge the files of tables that get a row a commit, once they are many; for the end of a distil.
+
+    Raises:
+        StorageFull, TransientError: As `compact`.
+    """
+    for name in LOGS:
+        if lake.exists(home, name):
+            with lake.boundary(lake.path(home, name)):
+                table = lake.open_table(home, name)
+                if len(table.file_uris()) > FILES_BEFORE_JOBS_MERGE:
+                    own = Files(table=name, day=None, number=0, size_bytes=0)
+                    lake.committed(f"compacting {name}", lambda own=own: _merge(lake.open_table(home, own.table), own, config))
+
+
 def _merge(table: DeltaTable, own: Files, config: LakeConfig) -> None:
     options: dict[str, Any] = {"target_size": config.target_file_mb * 2**20, "max_concurrent_tasks": 1}
     chosen = [(DAY, "=", str(own.day))] if own.day else None
-    if own.table == "events":
-        # Sorted by session, the files of a day hold ranges of ids, and a distil passes over those without its sessions.
-        table.optimize.z_order(["session_id"], partition_filters=chosen, max_spill_size=config.spill_mb * 2**20, **options)
+    if own.table == "events" or own.table in BY_START:
+        # Sorted by session, files and their row groups hold ranges of ids, and a distil passes over those without its sessions.
+        groups = WriterProperties(max_row_group_size=ROWS_A_GROUP)
+        spill = config.spill_mb * 2**20
+        table.optimize.z_order(["session_id"], partition_filters=chosen, max_spill_size=spill, writer_properties=groups, **options)
     else:
         table.optimize.compact(partition_filters=chosen, max_spill_size=config.spill_mb * 2**20, **options)
 
@@ -140,7 +143,7 @@ def settle(home: Home) -> None:
     if pending := sorted(announced - known):
         names = ", ".join(sql_text(own) for own in pending)
         with lake.boundary(lake.path(home, "removals")):
-            committed("removals", lambda: lake.open_table(home, "removals").delete(f"removal_id IN ({names})"))
+            lake.committed("removals", lambda: lake.open_table(home, "removals").delete(f"removal_id IN ({names})"))
 
 
 def sql_text(text: str) -> str:
@@ -195,7 +198,7 @@ def remove(home: Home, name: str, plan: Callable[[int], "Removal"], *, kind: str
         return chosen.total
 
     with lake.boundary(lake.path(home, name)):
-        return committed(f"deleting from {name}", act)
+        return lake.committed(f"deleting from {name}", act)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,12 +252,12 @@ def aged(home: Home, name: str, before: date, *, as_of: int | None = None) -> Re
 
 
 def stale(home: Home, config: LakeConfig) -> dict[str, list[str]]:
-    """Return the files of table versions beyond their age, by table."""
+    """Return the files of table versions beyond their age, and those that a killed run left and no version names, by table."""
     found: dict[str, list[str]] = {}
     for name in TABLES:
         if lake.exists(home, name):
             with lake.boundary(lake.path(home, name)):
-                found[name] = lake.open_table(home, name).vacuum(retention_hours=config.keep_versions_hours, dry_run=True)
+                found[name] = lake.open_table(home, name).vacuum(retention_hours=config.keep_versions_hours, dry_run=True, full=True)
     return {name: paths for name, paths in found.items() if paths}
 
 
@@ -297,17 +300,9 @@ def retain(home: Home, config: SignalsConfig, *, now: datetime, apply: bool) -> 
             if lake.exists(home, name):
                 with lake.boundary(lake.path(home, name)):
                     table = lake.open_table(home, name)
-                    table.vacuum(retention_hours=config.lake.keep_versions_hours, dry_run=False)
+                    table.vacuum(retention_hours=config.lake.keep_versions_hours, dry_run=False, full=True)
                     table.cleanup_metadata()
     return {
         "applied": apply, "before": before, "rows": rows,
         "files": {name: len(paths) for name, paths in files_gone.items()}, "bytes": sizes,
     }  # fmt: skip
-
-
-def recount(home: Home, days: Sequence[date]) -> list[dict[str, Any]]:
-    """Count the turns of some days for `ledger_counts`."""
-    keys = [name for name in TABLES["ledger_counts"].schema.names if name != "turns"]
-    turns = lake.scan(home, "turns", keys, ds.field(DAY).isin(list(days)))
-    grouped = turns.group_by(keys).aggregate([("outcome", "count")]).to_pylist()
-    return [{key: row[key] for key in keys} | {"turns": row["outcome_count"]} for row in grouped]

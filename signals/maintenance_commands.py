@@ -168,7 +168,7 @@ def backfill(
 
     home, config = common.place(), common.tree(SignalsConfig)
     first, last = parse_day("--from", start), parse_day("--to", end)
-    job.chosen_days(first, last)
+    job.check_range(first, last)
     with ExitStack() as stack:
         stack.enter_context(exclusive(home.run / "backfill.lock", what="another backfill"))
         stack.enter_context(progress("computing past rewards"))

@@ -1,88 +1,85 @@
-"""Frozen norms beside each turn, as Spark columns: small tables joined by broadcast; nothing is joined where nothing was frozen.
+"""Frozen norms beside each turn, as columns: small tables joined; nothing is joined where nothing was frozen.
 
-Mirror of the look-ups of `norms.Norms`. Takes: turns and norms. Gives: the same rows with `_mean_*`, `_sd_*`, `_low`, `_median_ms` and
-`_kept`.
+Mirror of the look-ups of `norms.Norms`. Takes: turns and norms. Gives: the same rows with `HELPERS`, null where nothing was frozen.
 Leaves out: what they are used for (`component_columns.py`, `judgement.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+import polars as pl
 
 from signals.config import RewardsConfig
 from signals.norms import ANY, NORMALISED, Norms
+from signals.turn_columns import ratio
 
-HELPERS: Final = ("_low", "_median_ms", "_kept", *[f"_{part}_{name}" for name in NORMALISED for part in ("mean", "sd")])
+SCALE: Final = tuple(f"{part}_{name}" for name in NORMALISED for part in ("mean", "sd"))
+"""Mean and deviation of each component that is normalised."""
+HELPERS: Final = ("low", "median_ms", "expected_kept", *SCALE)
 
 
-def _median(config: RewardsConfig, norms: Norms) -> Column:
+def _median(config: RewardsConfig, norms: Norms) -> pl.Expr:
     medians = norms.medians_ms or config.latency_medians_ms
-    fallback = F.lit(medians.get(ANY)).cast("double")
-    named = [F.when(F.col("task_bucket") == bucket, F.lit(median)) for bucket, median in medians.items() if bucket != ANY]
-    return F.coalesce(*named, fallback) if named else fallback
+    named = {bucket: median for bucket, median in medians.items() if bucket not in (ANY, "")}
+    fallback = pl.lit(medians.get(ANY), pl.Float64)
+    if not named:
+        return fallback
+    return pl.col("task_bucket").replace_strict(list(named), list(named.values()), default=fallback, return_dtype=pl.Float64)
 
 
-def _table(frame: DataFrame, rows: Sequence[tuple[Any, ...]], ddl: str) -> DataFrame:
-    return F.broadcast(frame.sparkSession.createDataFrame(list(rows), ddl))
+def _table(rows: Sequence[tuple[Any, ...]], keys: Sequence[str], figures: Mapping[str, Any]) -> pl.DataFrame:
+    return pl.DataFrame(list(rows), schema=dict.fromkeys(keys, pl.String) | dict(figures), orient="row")
 
 
-def with_norms(turns: DataFrame, config: RewardsConfig, norms: Norms) -> DataFrame:
+def with_norms(turns: pl.DataFrame, config: RewardsConfig, norms: Norms) -> pl.DataFrame:
     """Add what was usual for each turn; null where nothing was frozen."""
+    median = _median(config, norms).alias("median_ms")
     if not norms.version:
-        empty = {name: F.lit(None).cast("double") for name in HELPERS}
-        return turns.withColumns(empty | {"_median_ms": _median(config, norms)})
-    return _with_kept(_with_scale(turns, norms), norms).withColumn("_median_ms", _median(config, norms))
+        return turns.with_columns(median, *[pl.lit(None, pl.Float64).alias(name) for name in HELPERS if name != "median_ms"])
+    return _with_kept(_with_scale(turns, norms), norms).with_columns(median)
 
 
-def _with_scale(turns: DataFrame, norms: Norms) -> DataFrame:
+def _with_scale(turns: pl.DataFrame, norms: Norms) -> pl.DataFrame:
     """Add mean and deviation of a turn's stratum, and its tenth percentile; those of all turns where it has none."""
-    names = [f"_{part}_{name}" for name in NORMALISED for part in ("mean", "sd")]
+    figures = ("low", *SCALE)
+
+    def of(stratum: tuple[str, str, str]) -> tuple[float | None, ...]:
+        scale = norms.scale.get(stratum, {})
+        return norms.low.get(stratum), *[figure for name in NORMALISED for figure in scale.get(name, (None, None))]
+
+    keys = ("_surface", "_language", "_task_bucket")
     strata = sorted(key for key in {*norms.scale, *norms.low} if key[0] != ANY)
-    rows = [
-        (*key, norms.low.get(key), *[figure for name in NORMALISED for figure in norms.scale.get(key, {}).get(name, (None, None))])
-        for key in strata
-    ]
-    ddl = ", ".join(["_surface string", "_language string", "_task string", "_low double", *[f"{name} double" for name in names]])
-    keyed = turns.withColumns(
-        {
-            "_surface": F.coalesce("surface", F.lit("")),
-            "_language": F.coalesce("language", F.lit("")),
-            "_task": F.coalesce("task_bucket", F.lit("")),
-        }
-    )
-    joined = keyed.join(_table(turns, rows, ddl), ["_surface", "_language", "_task"], "left").drop("_surface", "_language", "_task")
-    whole = norms.scale.get((ANY, ANY, ANY), {})
-    fallback = {"_low": norms.low.get((ANY, ANY, ANY))} | {
-        f"_{part}_{name}": figure for name in NORMALISED for part, figure in zip(("mean", "sd"), whole.get(name, (None, None)), strict=True)
-    }
-    return joined.withColumns({name: F.coalesce(F.col(name), F.lit(value).cast("double")) for name, value in fallback.items()})
+    table = _table([(*key, *of(key)) for key in strata], keys, dict.fromkeys(figures, pl.Float64))
+    keyed = turns.with_columns(pl.col(key[1:]).fill_null("").alias(key) for key in keys)
+    whole = dict(zip(figures, of((ANY, ANY, ANY)), strict=True))
+    fallen = [pl.col(name).fill_null(pl.lit(value, pl.Float64)) for name, value in whole.items()]
+    return keyed.join(table, on=keys, how="left").with_columns(fallen).drop(keys)
 
 
-def _with_kept(turns: DataFrame, norms: Norms) -> DataFrame:
+def _with_kept(turns: pl.DataFrame, norms: Norms) -> pl.DataFrame:
     """Add the mean kept share of the bucket's turns by other users. Mirror of `Norms.expected_kept`."""
-    buckets = [(bucket, total, number) for bucket, (total, number) in norms.kept.items() if bucket != ANY]
-    own = [(bucket, user, total, number) for (bucket, user), (total, number) in norms.kept_by_user.items() if bucket != ANY]
-    anywhere = [(user, total, number) for (bucket, user), (total, number) in norms.kept_by_user.items() if bucket == ANY]
+    buckets = [(bucket, *sums) for bucket, sums in norms.kept.items() if bucket != ANY]
+    own = [(bucket, user, *sums) for (bucket, user), sums in norms.kept_by_user.items() if bucket != ANY]
+    anywhere = [(user, *sums) for (bucket, user), sums in norms.kept_by_user.items() if bucket == ANY]
     whole_total, whole_turns = norms.kept.get(ANY, (0.0, 0))
-    joined = (
-        turns.withColumn("_bucket", F.coalesce("task_bucket", F.lit("")))
-        .join(_table(turns, buckets, "_bucket string, _total double, _turns bigint"), "_bucket", "left")
-        .join(_table(turns, own, "_bucket string, user_key string, _own_total double, _own_turns bigint"), ["_bucket", "user_key"], "left")
-        .join(_table(turns, anywhere, "user_key string, _any_total double, _any_turns bigint"), "user_key", "left")
+
+    def joined(frame: pl.DataFrame, rows: Sequence[tuple[Any, ...]], keys: Sequence[str], name: str) -> pl.DataFrame:
+        table = _table(rows, keys, {f"{name}_total": pl.Float64, f"{name}_turns": pl.Int64})
+        return frame.join(table, on=keys, how="left").with_columns(
+            pl.col(f"{name}_total").fill_null(0.0), pl.col(f"{name}_turns").fill_null(0)
+        )
+
+    def mean(total: pl.Expr, number: pl.Expr) -> pl.Expr:
+        return pl.when(number >= norms.min_turns).then(ratio(total, number).clip(0.0, 1.0))
+
+    found = turns.with_columns(pl.col("task_bucket").fill_null("").alias("_bucket"))
+    found = joined(found, buckets, ["_bucket"], "_all")
+    found = joined(found, own, ["_bucket", "user_key"], "_own")
+    found = joined(found, anywhere, ["user_key"], "_any")
+    col = pl.col
+    kept = pl.coalesce(
+        mean(col("_all_total") - col("_own_total"), col("_all_turns") - col("_own_turns")),
+        mean(whole_total - col("_any_total"), whole_turns - col("_any_turns")),
     )
-
-    def zero(name: str) -> Column:
-        return F.coalesce(F.col(name), F.lit(0))
-
-    def mean(total: Column, number: Column) -> Column:
-        return F.when(number >= norms.min_turns, F.least(F.lit(1.0), F.greatest(F.lit(0.0), total / number)))
-
-    kept = F.coalesce(
-        mean(zero("_total") - zero("_own_total"), zero("_turns") - zero("_own_turns")),
-        mean(F.lit(whole_total) - zero("_any_total"), F.lit(whole_turns) - zero("_any_turns")),
-    )
-    return joined.withColumn("_kept", kept).drop(
-        "_bucket", "_total", "_turns", "_own_total", "_own_turns", "_any_total", "_any_turns"
-    )  # fmt: skip
+    helpers = ("_bucket", *[f"_{of}_{what}" for of in ("all", "own", "any") for what in ("total", "turns")])
+    return found.with_columns(kept.alias("expected_kept")).drop(helpers)

@@ -21,7 +21,7 @@ from pipelines.errors import ConfigError
 from pipelines.storage import Home
 from signals import claims, distil, intake, lake
 from signals.config import SignalsConfig
-from signals.maintenance import committed, sql_places
+from signals.maintenance import sql_places
 
 RECORD: Final = ("topic", "partition", "offset")
 
@@ -121,18 +121,18 @@ def _append(spark: SparkSession, home: Home, events: DataFrame, moved: pa.Table)
 
 
 def _distil(spark: SparkSession, home: Home, config: SignalsConfig, moved: pa.Table, *, now: datetime) -> None:
-    """Step 2: compute the sessions again. Their offsets lie before the frontier, so no later run would."""
+    """Step 2: compute the sessions again, and those that are due. Their offsets lie before the frontier, so no later run would."""
     before = lake.last_distil(home)
     tombstoned = frozenset(before["tombstoned"]) if before else frozenset()
-    sessions = frozenset(moved["session_id"].to_pylist())
+    due = distil.touched(home, config, now=now, tombstoned=tombstoned)
     first: date = min(moved["date"].to_pylist())
-    since = first - timedelta(days=config.signals.lookback_days)
-    frontier = dict(before["frontier"]) if before else {}
-    what = distil.Touched(sessions=sessions, since=since, frontier=frontier)
+    since = min(due.since, first - timedelta(days=config.signals.lookback_days))
+    sessions = due.sessions | frozenset(moved["session_id"].to_pylist())
+    what = distil.Touched(sessions=sessions, since=since, frontier=due.frontier)
     distil.distil(spark, home, config, what, now=now, tombstoned=tombstoned)
 
 
 def _take_out(home: Home, moved: pa.Table) -> None:
     """Step 3: take the records out of quarantine."""
     with lake.boundary(lake.path(home, "quarantine")):
-        committed("quarantine", lambda: lake.open_table(home, "quarantine").delete(sql_places(moved)))
+        lake.committed("quarantine", lambda: lake.open_table(home, "quarantine").delete(sql_places(moved)))

@@ -1,6 +1,6 @@
 """From the events of one session to its turns: the rules of distilling, in plain Python.
 
-The jobs do the same in Spark columns (`transforms.py`); this mirror is what tests compare them with and what `explain` prints from. The
+The jobs do the same in columns (`transforms.py`); this mirror is what tests compare them with and what `explain` prints from. The
 result is a function of the set of events: their order, duplicates and batch cuts cannot change it.
 
 Takes: event rows as mappings (wire names, `payload` a mapping), settings, norms, `now`. Gives: turns with evidence, outcome and reward.

@@ -32,6 +32,9 @@ JARS: Final = (
 )
 """Jars without which nothing works; their dependencies lie in the same folder."""
 
+ONE_THREAD: Final = ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""What a Python task computes with starts a thread for every core, unless these say 1; Spark runs as many tasks as there are cores."""
+
 LOG4J: Final = """\
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
@@ -88,6 +91,7 @@ def settings(config: SparkConfig, home: Home, jars: Path) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,
+        **{f"spark.executorEnv.{name}": "1" for name in ONE_THREAD},
         "spark.local.dir": str(home.streams.absolute() / "tmp"),
         "spark.sql.warehouse.dir": str(home.streams.absolute() / "tmp" / "warehouse"),
         "spark.sql.session.timeZone": "UTC",

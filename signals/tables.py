@@ -14,7 +14,8 @@ from signals.samples import SAMPLES
 from signals.wire import arrow_fields
 
 DAY: Final = "date"
-"""Partition of events (by arrival) and of what is distilled from them (by the turn's start): a day that is over is not written again."""
+"""Partition of events (by arrival) and of what is distilled from them (by the turn's start): a day that is over is only touched by
+what comes late for it."""
 INSTANT: Final = pa.timestamp("us", tz="UTC")
 
 
@@ -56,7 +57,7 @@ _OUTCOME: Final = [
     _field("outcome", pa.string(), "scored, pending, no_evidence, not_trainable or infra_error; exactly one"),
     _field("outcome_reason", pa.string(), "detail of the outcome, e.g. no_consent; null when there is none"),
 ]
-_DAY: Final = _field(DAY, pa.date32(), "UTC day of the turn's start, the partition that is rewritten together")
+_DAY: Final = _field(DAY, pa.date32(), "UTC day of the turn's start")
 
 COMPONENT_DOCS: Final = {
     "edits_kept": "share of the turn's edits that was kept, by root of size, on [-1, 1]",

@@ -1,182 +1,231 @@
-"""The rules of distilling as Spark columns: native SQL expressions only, no Python per row, one shuffle.
+"""The rules of distilling as columns: whole sessions in, the rows of five tables out, by Polars, no Python per row.
 
 The plain-Python mirror is `sessions.py`; property tests hold both equal. Facts of turns are in `turn_columns.py`, of edits in
-`edit_columns.py`; components, reward and outcome in `component_columns.py` and `judgement.py`. Rows of a session stay together: everything
-is grouped by (session_id, ...) on data partitioned by session_id once.
+`edit_columns.py`; components, reward and outcome in `component_columns.py` and `judgement.py`. The result is a function of the set of
+events: every output is sorted by its key, and every sum is of whole numbers or in an order of its own.
 
-Takes: accepted events of whole sessions. Gives: the tables turns, edits, rewards, samples and conflicts as data frames.
-Leaves out: which sessions to compute, reading and writing (`distil.py`).
+Takes: accepted events of whole sessions as Arrow. Gives: rows of the tables turns, edits, rewards, samples and conflicts as Arrow.
+Leaves out: which sessions to compute, how they are spread over processes, reading and writing (`distil.py`).
 """
 
+import binascii
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
 
 from signals.component_columns import with_components
 from signals.config import RewardsConfig
 from signals.edit_columns import edit_evidence, judged_edits
 from signals.facts import ARRAYS
+from signals.judge import NOT_JUDGED, Judged
 from signals.judgement import maturity, with_outcome, with_reward
 from signals.norm_columns import with_norms
 from signals.norms import NO_NORMS, Norms
 from signals.rewards import reward_version
 from signals.samples import COMPONENTS, Outcome
-from signals.tables import CONFLICTS, DAY, EDITS, EVENTS, REWARDS, SAMPLES_TABLE, TURNS, Table
-from signals.turn_columns import MOMENT, SESSION, TURN, day, facts, instant, is_type, p, tool_calls
+from signals.tables import CONFLICTS, DAY, EDITS, REWARDS, SAMPLES_TABLE, TURNS, Table
+from signals.turn_columns import LARGEST_INT32, MOMENT, SESSION, TURN, day, facts, first_of, instant, is_type, score, shared, tool_calls
+from signals.wire import envelope_columns, payload_columns
 
-PLACE: Final = ("topic", "partition", "offset")
-"""Names a record of Kafka."""
-UNREAD: Final = ("sketch", "explanation")
-"""Long texts of events that no rule reads."""
+ENVELOPE: Final = (
+    "event_id", "type", "session_id", "turn_id", "occurred_at_ms", "recorded_at_ms", "origin", "policy_version", "arm", "user_key",
+    "consent", "fingerprint", "topic", "partition", "offset",
+)  # fmt: skip
+"""Columns of the table `events` that rules read."""
+PAYLOAD: Final = (
+    "surface", "task_bucket", "edits_observed", "turn_index", "message", "language", "stack_traces", "reply_delay_ms", "edit_expected",
+    "completion_id", "step", "prompt_ids", "response_ids", "behaviour_logprobs", "temperature", "top_p", "top_k", "tokenizer_sha",
+    "template_sha", "finish_reason", "duration_ms", "prompt_tokens", "response_tokens", "capture_error", "ends_in_question", "claims",
+    "claims_unread", "tool_call_id", "name", "arguments_valid", "arguments_hash", "changes_before", "independent", "result_class",
+    "path_hash", "edit_id", "chars_added", "decision", "horizon_s", "survival_no_revert", "branch_changed", "milestone", "score", "by",
+    "issues_before", "issues_after", "rules_checked", "rules_broken", "passed_before", "failed_before", "passed_after", "failed_after",
+    "score_value", "score_label",
+)  # fmt: skip
+"""Fields of its payload that rules read."""
+KINDS: Final = {str: pl.String, int: pl.Int64, float: pl.Float64, bool: pl.Boolean}
+LARGEST: Final = 2**40
+"""Any number that a client sends is read as at most that, so that sums and products of whole numbers cannot overflow: no count, duration
+or size is meant to be larger, but an event with such a number is an event."""
+RECORD: Final = {"fingerprint": pl.String, "topic": pl.String, "partition": pl.Int32, "offset": pl.Int64}
+"""What the stream adds to an event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """The results of one distil, lazily."""
+    """The rows of one distil; each table has its columns in order, all nullable, and is sorted by its key."""
 
-    turns: DataFrame
-    edits: DataFrame
-    rewards: DataFrame
-    samples: DataFrame
-    conflicts: DataFrame
-
-
-def deduplicated(events: DataFrame) -> DataFrame:
-    """Mark for every row whether it is the one kept of its event id (`_kept`) and whether it contradicts that one (`_conflict`)."""
-    window = Window.partitionBy(*SESSION, "event_id").orderBy("recorded_at_ms", "fingerprint")
-    return (
-        events.withColumn("_kept", F.row_number().over(window) == 1)
-        .withColumn("_conflict", F.col("fingerprint") != F.first("fingerprint").over(window))
-        .where("_kept OR _conflict")
-    )
+    turns: pa.Table
+    edits: pa.Table
+    rewards: pa.Table
+    samples: pa.Table
+    conflicts: pa.Table
 
 
-def without_arrays(events: DataFrame) -> DataFrame:
-    """Leave the packed arrays behind, which are most of an event's bytes, and keep what is asked of them: `_with_ids`, `_fit`.
+def needed(schema: pa.Schema) -> dict[str, ds.Expression]:
+    """Return what to read of the table `events`, as columns for a scanner: flat, each payload field under its own name.
 
-    The arrays are read a second time where samples are made; carried along, they went through every shuffle, sort and checkpoint. Lengths
-    are told from the text: what is no base64 never becomes an event (`intake.py`).
+    No name is both in the envelope and in the payload. A column that the lake of an earlier release lacks is left out, and reads as null.
+
+    Args:
+        schema: Schema of the events, `payload` a struct: `dataset.scanner(columns=needed(dataset.schema))`.
     """
-    sizes = {name: _packed_bytes(p(name)) for name in ARRAYS}
-    present = p(ARRAYS[0]).isNotNull() & p(ARRAYS[1]).isNotNull() & p(ARRAYS[2]).isNotNull()
-    whole = (sizes[ARRAYS[0]] % 4 == 0) & (sizes[ARRAYS[1]] % 4 == 0) & (sizes[ARRAYS[2]] % 4 == 0)
-    fields = [field.name for field in EVENTS.schema.field("payload").type if field.name not in (*ARRAYS, *UNREAD)]
-    return events.withColumns(
-        {
-            "_with_ids": present,
-            "_fit": present & F.coalesce(whole & (sizes["response_ids"] == sizes["behaviour_logprobs"]), F.lit(False)),
-            "payload": F.struct(*[p(name).alias(name) for name in fields]),
-        }
-    ).drop("client", "arrived_at", "original")
+    payload = schema.field("payload").type
+    found = {name: ds.field(name) for name in ENVELOPE if schema.get_field_index(name) >= 0}
+    return found | {name: ds.field("payload", name) for name in PAYLOAD if payload.get_field_index(name) >= 0}
 
 
-def _packed_bytes(text: Column) -> Column:
+def _columns(events: pa.Table) -> pl.DataFrame:
+    """Return events as Polars columns of fixed types."""
+    own = envelope_columns() | payload_columns()
+    kinds = {name: KINDS[own[name]] if name in own else RECORD[name] for name in (*ENVELOPE, *PAYLOAD)}
+    frame = pl.DataFrame(pl.from_arrow(events))
+    read = [pl.col(name).cast(kind) if name in frame.columns else pl.lit(None, kind).alias(name) for name, kind in kinds.items()]
+    numbers = [name for name in PAYLOAD if own[name] in (int, float)]
+    return frame.select(read).with_columns(pl.col(numbers).clip(-LARGEST, LARGEST))
+
+
+def deduplicated(events: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Keep one row an event id: the one recorded first, ties by content.
+
+    Returns:
+        Rows kept, in the order of their moments, and rows whose id was seen with other content.
+    """
+    keys = events.select(*SESSION, *MOMENT, "recorded_at_ms", "fingerprint").with_row_index("row")
+    first = first_of(keys.sort("recorded_at_ms", "fingerprint"), [*SESSION, "event_id"]).sort(MOMENT)
+    others = keys.join(first, on="row", how="anti").join(
+        first.select(*SESSION, "event_id", pl.col("fingerprint").alias("first")), on=[*SESSION, "event_id"]
+    )
+    conflicting = others.filter(pl.col("fingerprint") != pl.col("first"))
+    return events[first["row"]], events[conflicting["row"]]
+
+
+def _packed_bytes(name: str) -> pl.Expr:
     """Return how many bytes a base64 text stands for; null where its length is none of base64."""
-    padding = F.when(F.endswith(text, F.lit("==")), 2).when(F.endswith(text, F.lit("=")), 1).otherwise(0)
-    return F.when(F.octet_length(text) % 4 == 0, F.octet_length(text) / 4 * 3 - padding)
+    text = pl.col(name)
+    padding = pl.when(text.str.ends_with("==")).then(2).when(text.str.ends_with("=")).then(1).otherwise(0)
+    return pl.when(text.str.len_bytes() % 4 == 0).then(text.str.len_bytes() // 4 * 3 - padding)
 
 
-def completions(kept: DataFrame) -> DataFrame:
-    """Return one row a completion id, with what its capture lacks."""
-    window = Window.partitionBy(*SESSION, "payload.completion_id").orderBy(*MOMENT)
-    rows = kept.where(is_type("completion")).withColumn("_nth", F.row_number().over(window)).where("_nth = 1")
-    return (
-        rows.withColumn("without_ids", ~F.col("_with_ids"))
-        .withColumn("broken", p("capture_error").isNotNull() | (F.col("_with_ids") & ~F.col("_fit")))
-        .withColumn("truncated", F.coalesce(p("top_p") < 1, F.lit(False)) | (F.coalesce(p("top_k"), F.lit(0)) > 0))
+def completions(kept: pl.DataFrame) -> pl.DataFrame:
+    """Return one row a completion id, in the order of their moments, with what its capture lacks."""
+    sizes = {name: _packed_bytes(name) for name in ARRAYS}
+    present = pl.all_horizontal(pl.col(name).is_not_null() for name in ARRAYS)
+    whole = pl.all_horizontal(size % 4 == 0 for size in sizes.values())
+    fit = (whole & (sizes["response_ids"] == sizes["behaviour_logprobs"])).fill_null(value=False)
+    return first_of(kept.filter(is_type("completion")), [*SESSION, "completion_id"]).with_columns(
+        (~present).alias("without_ids"),
+        (pl.col("capture_error").is_not_null() | (present & ~fit)).alias("broken"),
+        ((pl.col("top_p") < 1).fill_null(value=False) | (pl.col("top_k").fill_null(0) > 0)).alias("truncated"),
     )
 
 
-def _arrays(events: DataFrame) -> DataFrame:
-    """Return the packed arrays of completions, decoded, by the place of their record."""
-    decoded = [F.try_to_binary(p(name), F.lit("base64")).alias(name) for name in ARRAYS]
-    return events.where(is_type("completion")).select(*PLACE, *decoded)
+def _unpacked(texts: pl.Series) -> pl.Series:
+    """Return base64 texts as bytes; null where there is none.
+
+    Polars reads canonical base64 alone. The stream also takes what has line breaks or unused bits at its end; such texts are rare, and read
+    one by one.
+    """
+    found = texts.str.decode("base64", strict=False)
+    odd = (found.is_null() & texts.is_not_null()).arg_true()
+    return found.scatter(odd, [_lenient(text) for text in texts.gather(odd)]) if len(odd) else found
 
 
-def _as(frame: DataFrame, table: Table, **columns: Column) -> DataFrame:
-    """Select a table's columns in order, taking those named here as given."""
-    return frame.select(*[columns[name].alias(name) if name in columns else F.col(name) for name in table.schema.names])
+def _lenient(text: str) -> bytes | None:
+    try:
+        return binascii.a2b_base64(text)
+    except binascii.Error:
+        return None
 
 
-def _samples(done: DataFrame, turns: DataFrame, arrays: DataFrame, version: str) -> DataFrame:
-    order = Window.partitionBy(*TURN).orderBy("payload.step", *MOMENT)
-    calls = turns.select(
-        *TURN,
-        DAY,
-        "user_key",
-        "origin",
-        "consent",
-        "task_bucket",
-        "language",
-        "turn_index",
-        "outcome",
-        "outcome_reason",
-        "matured_at",
-        F.when(F.col("outcome") == Outcome.SCORED.value, F.col("reward")).alias("reward"),
-        *COMPONENTS,
+def _samples(done: pl.DataFrame, calls: pl.DataFrame, turns: pl.DataFrame) -> pl.DataFrame:
+    """Return one row a completion of a turn, with the turn's reward and its arrays as bytes."""
+    of_turn = turns.select(
+        *TURN, DAY, "user_key", "origin", "consent", "task_bucket", "language", "turn_index", "outcome", "outcome_reason", "matured_at",
+        "reward_version", *COMPONENTS, pl.when(pl.col("outcome") == Outcome.SCORED.value).then(pl.col("reward")).alias("reward"),
+    )  # fmt: skip
+    own = (
+        *TURN, *MOMENT, "completion_id", "step", "arm", "policy_version", "tokenizer_sha", "template_sha", *ARRAYS, "temperature", "top_p",
+        "top_k", "finish_reason",
+    )  # fmt: skip
+    validity = (
+        calls.filter(pl.col("completion_id").is_not_null())
+        .group_by(*SESSION, "completion_id")
+        .agg((~pl.col("bad").any()).alias("tool_calls_valid"))
     )
-    own = ("user_key", "origin", "consent")
-    rows = done.where(F.col("turn_id").isNotNull()).withColumn("attempt", (F.row_number().over(order) - 1).cast("int")).drop(*own, DAY)
-    # The arrays' side is streamed past a hash table of the other, whose rows are short: sorting it would move every byte once more.
-    joined = arrays.join(rows.join(calls, [*TURN], "inner").hint("shuffle_hash"), [*PLACE], "inner")
-    present = F.map_filter(F.map_from_arrays(F.lit(list(COMPONENTS)), F.array(*COMPONENTS)), lambda _, value: value.isNotNull())
-    same = ("completion_id", "tokenizer_sha", "template_sha", "temperature", "top_p", "finish_reason")
-    return _as(
-        joined,
-        SAMPLES_TABLE,
-        **{name: p(name) for name in same},
-        top_k=p("top_k").cast("int"),
-        components=present,
-        served_at=instant("occurred_at_ms"),
-        reward_version=F.lit(version),
+    joined = done.select(own).join(of_turn, on=TURN).join(validity, on=[*SESSION, "completion_id"], how="left")
+    joined = joined.sort(*TURN, "step", *MOMENT)
+    return joined.with_columns(
+        pl.int_range(pl.len(), dtype=pl.Int32).over(TURN).alias("attempt"),
+        instant("occurred_at_ms").alias("served_at"),
+        pl.col("top_k").clip(upper_bound=LARGEST_INT32),
+        *[_unpacked(joined[name]) for name in ARRAYS],
     )
 
 
-def _call_validity(calls: DataFrame) -> DataFrame:
-    """Return for each completion that made tool calls whether all of them were valid."""
-    grouped = calls.where(F.col("completion_id").isNotNull()).groupBy(*SESSION, "completion_id")
-    return grouped.agg((~F.bool_or("bad")).alias("tool_calls_valid"))
+def _table(frame: pl.DataFrame, table: Table, **columns: pa.Array) -> pa.Table:
+    """Return a table's columns in order and of its types, taking those named here as given."""
+    schema = pa.schema([field.with_nullable(True) for field in table.schema])
+    found = frame.select(name for name in schema.names if name not in columns).to_arrow()
+    return pa.table(
+        [columns[field.name] if field.name in columns else found[field.name].cast(field.type) for field in schema], schema=schema
+    )
+
+
+def _map(frame: pl.DataFrame, values: Sequence[pl.Expr]) -> pa.Array:
+    """Return for each row a map from the components that have a value to their values."""
+    flat = frame.select(pl.concat_list(values).alias("all"))["all"].explode()
+    present = flat.is_not_null().to_numpy().reshape(frame.height, len(COMPONENTS))
+    ends = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int32)
+    names = pa.array(COMPONENTS, pa.string()).take(pa.array(np.nonzero(present)[1]))
+    items = flat.drop_nulls().to_arrow()
+    return pa.MapArray.from_arrays(pa.array(ends), names, items.cast(pa.string()) if flat.dtype == pl.String else items)
 
 
 def distilled(
-    events: DataFrame, config: RewardsConfig, *, now_ms: int, tombstoned: frozenset[int], partitions: int, norms: Norms = NO_NORMS
-) -> Distilled:  # fmt: skip
+    events: pa.Table,
+    config: RewardsConfig,
+    *,
+    now_ms: int,
+    tombstoned: frozenset[int],
+    norms: Norms = NO_NORMS,
+    judged: Judged = NOT_JUDGED,
+) -> Distilled:
     """Distil whole sessions.
 
     Args:
-        events: Accepted events of complete sessions.
+        events: All events of the sessions as `needed` reads them, in any order, duplicates included; strings plain or large.
         config: Window and weights.
         now_ms: The instant that windows are closed against.
         tombstoned: Policy versions whose release was rolled back.
-        partitions: Spark partitions to spread the sessions over.
         norms: What was usual.
-
-    Each stage is materialised and its lineage cut (`localCheckpoint`): with lineage, Spark analyses the whole plan again at every step,
-    which cost more than the computation (measured by stack samples on small batches).
+        judged: The judge's verdicts in force.
     """
-    marked = deduplicated(without_arrays(events).repartition(partitions, *SESSION)).localCheckpoint()
-    kept = marked.where("_kept")
+    kept, conflicts = deduplicated(_columns(events))
+    kept = kept.with_columns(score().alias("score"))
     done, calls = completions(kept), tool_calls(kept)
-    turns = facts(kept, done, calls, config, now_ms).localCheckpoint()
-    edits = judged_edits(kept, turns, config.window_s).localCheckpoint()
-    full = with_norms(turns.join(edit_evidence(edits), [*TURN], "left"), config, norms)
-    full = with_outcome(with_reward(with_components(full, config), config, norms), tombstoned)
-    version = reward_version(config, norms)
-    full = full.withColumns({"matured_at": F.when(F.col("final"), instant("closes_at_ms")), "reward_version": F.lit(version)})
-    full = full.localCheckpoint()
-    sampled = _with_validity(done, _call_validity(calls))
-    zero = {name: F.coalesce(F.col(name), F.lit(0)).cast("bigint") for name in ("edits", "edits_judged", "late")}
-    return Distilled(
-        turns=_as(full, TURNS, **{name: instant(f"{name}_ms") for name in ("started_at", "acted_at", "closes_at")}, **zero),
-        edits=_as(edits, EDITS),
-        rewards=_as(full, REWARDS, maturity=maturity(), norms_version=F.lit(norms.version or None).cast("string")),
-        samples=_samples(sampled, full, _arrays(events), version),
-        conflicts=_as(marked.where("_conflict"), CONFLICTS, **{DAY: day("occurred_at_ms")}),
+    turns = facts(kept, done, calls, config=config, now_ms=now_ms)
+    edits = judged_edits(kept, turns, config.window_s)
+    full = with_norms(turns.join(edit_evidence(edits), on=TURN, how="left"), config, norms)
+    full = with_components(full, shared(kept, turns, config.session_discount), config, judged)
+    full = with_outcome(with_reward(full, config, norms), tombstoned).sort(TURN)
+    full = full.with_columns(
+        *[instant(f"{name}_ms").alias(name) for name in ("started_at", "acted_at", "closes_at")],
+        pl.when(pl.col("final")).then(instant("closes_at_ms")).alias("matured_at"),
+        pl.col("stopped_by_user").alias("interrupted"),
+        pl.lit(reward_version(config, norms, judged=judged.version)).alias("reward_version"),
+        pl.lit(norms.version or None, pl.String).alias("norms_version"),
     )
-
-
-def _with_validity(done: DataFrame, validity: DataFrame) -> DataFrame:
-    keyed = done.withColumn("completion_id", p("completion_id"))
-    return keyed.join(validity, [*SESSION, "completion_id"], "left").drop("completion_id")
+    samples = _samples(done, calls, full)
+    conflicts = conflicts.with_columns(day("occurred_at_ms").alias(DAY)).unique(CONFLICTS.schema.names).sort(CONFLICTS.schema.names)
+    return Distilled(
+        turns=_table(full, TURNS),
+        edits=_table(edits.sort(*SESSION, "edit_id"), EDITS),
+        rewards=_table(full, REWARDS, maturity=_map(full, maturity())),
+        samples=_table(samples, SAMPLES_TABLE, components=_map(samples, [pl.col(name) for name in COMPONENTS])),
+        conflicts=_table(conflicts, CONFLICTS),
+    )

@@ -1,16 +1,16 @@
-"""What happened in a turn, as Spark columns: one row a turn, before it is judged.
+"""What happened in a turn, as columns: one row a turn, before it is judged.
 
-Mirror of `facts.py` and the first half of `sessions.py`. One aggregate by turn, by tool call, by session; a window only for what an
-aggregate cannot say: which turn comes next.
+Mirror of `facts.py` and the first half of `sessions.py`. Rows come in the order of their moments, so that the first and the last of a
+group are the first and the last that happened. One aggregate by turn, by tool call, by session for each kind of event.
 
-Takes: de-duplicated events of whole sessions and their completions. Gives: turns with their facts, window and next user message.
+Takes: de-duplicated events of whole sessions, in order, and their completions. Gives: turns with their facts, window and next user message.
 Leaves out: edits (`edit_columns.py`), components (`component_columns.py`).
 """
 
+from collections.abc import Sequence
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812
+import polars as pl
 
 from signals.components import FAILED, PASSED
 from signals.config import RewardsConfig
@@ -22,238 +22,228 @@ SESSION: Final = ("session_id",)
 TURN: Final = (*SESSION, "turn_id")
 MOMENT: Final = ("occurred_at_ms", "event_id")
 """What orders a session's events."""
-CHECKS: Final = (
-    "issues_before", "issues_after", "rules_checked", "rules_broken", "passed_before", "failed_before", "passed_after", "failed_after",
-)  # fmt: skip
+LARGEST_INT32: Final = 2**31 - 1
+LINTED: Final = ("issues_before", "issues_after", "rules_checked", "rules_broken")
+TESTED: Final = ("passed_before", "failed_before", "passed_after", "failed_after")
+OPENED: Final = ("turn_index", "message", "language", "stack_traces", "reply_delay_ms", "edit_expected")
+"""What the user message that opens a turn says."""
+REPLY: Final = {
+    "message_at_ms": "reply_at_ms", "message": "reply", "stack_traces": "reply_stack_traces", "reply_delay_ms": "reply_after_ms",
+}  # fmt: skip
+"""Column of a turn's own message -> of the message that opens the next turn."""
 
 
-def p(name: str) -> Column:
-    """Return a payload field."""
-    return F.col(f"payload.{name}")
-
-
-def is_type(*types: str) -> Column:
+def is_type(*types: str) -> pl.Expr:
     """Return whether an event is of one of these types."""
-    return F.col("type").isin(*types)
+    return pl.col("type").is_in(types)
 
 
-def moment() -> Column:
-    """Return what orders a session's events."""
-    return F.struct(*MOMENT)
-
-
-def instant(name: str) -> Column:
+def instant(name: str) -> pl.Expr:
     """Return epoch milliseconds as an instant."""
-    return F.timestamp_millis(F.col(name))
+    return (pl.col(name) * 1000).cast(pl.Datetime("us", "UTC"))
 
 
-def day(name: str) -> Column:
+def day(name: str) -> pl.Expr:
     """Return the UTC day of epoch milliseconds."""
-    return F.to_date(instant(name))
+    return instant(name).dt.date()
 
 
-def count_if(condition: Column) -> Column:
+def count_if(condition: pl.Expr) -> pl.Expr:
     """Count rows for which a condition holds; null is no."""
-    return F.count_if(F.coalesce(condition, F.lit(False)))
+    return condition.fill_null(value=False).cast(pl.Int64).sum()
 
 
-def _score() -> Column:
-    """Mirror of `facts.score`."""
-    label = F.lower(F.trim(F.coalesce(p("score_label"), F.lit(""))))
-    value = p("score_value")
+def rows() -> pl.Expr:
+    """Count rows."""
+    return pl.len().cast(pl.Int64)
+
+
+def ratio(value: pl.Expr, by: pl.Expr | float) -> pl.Expr:
+    """Return value / by, correctly rounded.
+
+    Polars divides by a single number by multiplying with its reciprocal, but not where a frame has one row: the last bit would depend on
+    how many turns are computed together. So the divisor is made a column.
+    """
+    return value / (value * 0.0 + by)
+
+
+def first_of(frame: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
+    """Return the first row of each key, in order."""
+    return frame.unique(keys, keep="first", maintain_order=True)
+
+
+def score() -> pl.Expr:
+    """Return what a feedback or evaluation says, in [-1, 1]; null when it cannot be read. Mirror of `facts.score`."""
+    label, value = pl.col("score_label").fill_null("").str.strip_chars(" ").str.to_lowercase(), pl.col("score_value")
     read = (
-        F.when(label.isin(*PASSED), F.lit(1.0))
-        .when(label.isin(*FAILED), F.lit(-1.0))
-        .when((value >= 0.0) & (value <= 1.0), 2.0 * value - 1.0)
+        pl.when(label.is_in(PASSED))
+        .then(1.0)
+        .when(label.is_in(FAILED))
+        .then(-1.0)
+        .when((value >= 0.0) & (value <= 1.0))
+        .then(2.0 * value - 1.0)
     )
-    return F.when(is_type("feedback"), p("score")).when(is_type("evaluation"), read)
+    return pl.when(is_type("feedback")).then(pl.col("score")).when(is_type("evaluation")).then(read)
 
 
-def _sampled(done: DataFrame) -> DataFrame:
+def _sampled(done: pl.DataFrame) -> pl.DataFrame:
     """Aggregate a turn's completions."""
-    microseconds = F.floor(p("duration_ms") * 1000.0 + F.lit(0.5))
-    return done.groupBy(*TURN).agg(
-        F.count("*").alias("completions"),
-        F.max("policy_version").alias("sampled_version"),
-        F.min_by("arm", moment()).alias("sampled_arm"),
-        F.sum(p("prompt_tokens")).alias("prompt_tokens"),
-        F.sum(p("response_tokens")).alias("response_tokens"),
-        (F.sum(microseconds) / F.lit(1000.0)).alias("sampling_ms"),
-        F.max_by(p("ends_in_question"), moment()).alias("asked"),
-        F.sum(p("claims")).alias("claims"),
-        F.sum(p("claims_unread")).alias("claims_unread"),
-        count_if(F.col("without_ids")).alias("without_ids"),
-        count_if(F.col("broken")).alias("broken"),
-        count_if(F.col("truncated")).alias("truncated"),
-        count_if(p("finish_reason") == "error").alias("error_finishes"),
+    microseconds = (pl.col("duration_ms") * 1000.0 + 0.5).floor().cast(pl.Int64)
+    return done.group_by(TURN).agg(
+        rows().alias("completions"),
+        pl.col("policy_version").max().alias("sampled_version"),
+        pl.col("arm").first().alias("sampled_arm"),
+        pl.col("prompt_tokens", "response_tokens", "claims", "claims_unread").sum(),
+        pl.when(pl.col("duration_ms").count() > 0).then(microseconds.sum()).alias("sampling_us"),
+        pl.col("ends_in_question").last().alias("asked"),
+        *[count_if(pl.col(name)).alias(name) for name in ("without_ids", "broken", "truncated")],
+        count_if(pl.col("finish_reason") == "error").alias("error_finishes"),
     )
 
 
-def tool_calls(kept: DataFrame) -> DataFrame:
-    """Return one row a tool call of a turn: its completion, and whether it was invalid, repeatable or serial. Mirror of `facts.calls`."""
-    call = is_type("tool_call")
-    bad = (call & ~p("arguments_valid")) | p("result_class").isin(*INVALID)
-    said = F.struct(
-        *MOMENT,
-        p("completion_id").alias("completion_id"),
-        F.coalesce(p("independent"), F.lit(False)).alias("serial"),
-        F.when(
-            p("arguments_hash").isNotNull() & p("changes_before").isNotNull(),
-            F.struct(p("name").alias("name"), p("arguments_hash").alias("hash"), p("changes_before").alias("changes")),
-        ).alias("same"),
-    )
-    return (
-        kept.where(F.col("turn_id").isNotNull() & (call | (is_type("tool_result") & p("result_class").isin(*INVALID))))
-        .groupBy(*TURN, p("tool_call_id").alias("tool_call_id"))
-        .agg(F.min(F.when(call, said)).alias("said"), F.max(F.coalesce(bad, F.lit(False))).alias("bad"))
-        .select(*TURN, "bad", "said.completion_id", "said.serial", "said.same")
-    )
+def tool_calls(kept: pl.DataFrame) -> pl.DataFrame:
+    """Return one row a tool call of a turn: its completion, what it asked for, whether it was invalid. Mirror of `facts.calls`."""
+    is_call, refused = is_type("tool_call"), pl.col("result_class").is_in(INVALID).fill_null(value=False)
+    bad = (is_call & ~pl.col("arguments_valid")).fill_null(value=False) | refused
+    seen = kept.filter(pl.col("turn_id").is_not_null() & (is_call | (is_type("tool_result") & refused)))
+    said = ("completion_id", "name", "arguments_hash", "changes_before", "independent")
+    return seen.group_by(*TURN, "tool_call_id").agg(bad.any().alias("bad"), *[pl.col(name).filter(is_call).first() for name in said])
 
 
-def _called(calls: DataFrame) -> DataFrame:
+def _called(calls: pl.DataFrame) -> pl.DataFrame:
     """Aggregate a turn's tool calls."""
-    same = F.when(~F.col("bad"), F.col("same"))
-    return calls.groupBy(*TURN).agg(
-        F.count("*").alias("calls"),
-        F.count_if("bad").alias("invalid_calls"),
-        (F.count(same) - F.size(F.collect_set(same))).cast("bigint").alias("repeats"),
-        count_if(F.col("serial") & ~F.col("bad")).alias("serial_calls"),
+    same = ("name", "arguments_hash", "changes_before")
+    known = ~pl.col("bad") & pl.col("arguments_hash").is_not_null() & pl.col("changes_before").is_not_null()
+    distinct = calls.filter(known).select(*TURN, *same).unique().group_by(TURN).agg(rows().alias("distinct"))
+    grouped = calls.group_by(TURN).agg(
+        rows().alias("calls"),
+        count_if(pl.col("bad")).alias("invalid_calls"),
+        count_if(known).alias("known"),
+        count_if(pl.col("independent") & ~pl.col("bad")).alias("serial_calls"),
     )
+    joined = grouped.join(distinct, on=TURN, how="left")
+    return joined.with_columns((pl.col("known") - pl.col("distinct").fill_null(0)).alias("repeats")).drop("known", "distinct")
 
 
-def _opened(kept: DataFrame) -> DataFrame:
+def _opened(kept: pl.DataFrame) -> pl.DataFrame:
     """Aggregate a turn's own events; only turns that something opened."""
-    opening, acting = is_type(*OPENING), is_type(*ACTING)
-    rank = F.array_position(F.lit(list(CONSENT)), F.col("consent"))
-    message = F.struct(
-        F.col("occurred_at_ms").alias("at"),
-        p("turn_index").alias("turn_index"),
-        p("message").alias("message"),
-        p("language").alias("language"),
-        F.coalesce(p("stack_traces"), F.lit(0)).alias("stack_traces"),
-        p("reply_delay_ms").alias("reply_delay_ms"),
-        p("edit_expected").alias("edit_expected"),
-    )
-    first = F.min_by(F.when(opening, F.struct("user_key", "origin", "arm")), F.when(opening, moment())).alias("first")
-    said = F.struct(F.col("occurred_at_ms").alias("at"), "event_id", is_type("evaluation").alias("external"), _score().alias("score"))
-    checked = F.struct(
-        F.col("occurred_at_ms").alias("at"), "event_id", is_type("lint_delta").alias("lint"), *[p(name).alias(name) for name in CHECKS]
-    )
-    grouped = (
-        kept.where(F.col("turn_id").isNotNull())
-        .groupBy(*TURN)
-        .agg(
-            first,
-            F.min(F.when(opening, F.col("occurred_at_ms"))).alias("started_at_ms"),
-            F.max(F.when(acting, F.col("occurred_at_ms"))).alias("last_acted_at_ms"),
-            F.max(F.when(opening, F.col("policy_version"))).alias("opening_version"),
-            F.min(F.when(opening, rank)).alias("consent_rank"),
-            F.min_by(F.when(is_type("turn_started"), message), F.when(is_type("turn_started"), moment())).alias("opening"),
-            F.collect_list(F.when(is_type(*SAID) & _score().isNotNull(), said)).alias("said"),
-            F.collect_list(F.when(is_type(*CHECKED), checked)).alias("checked"),
-            count_if(p("result_class") == "provider_error").alias("provider_results"),
-            (count_if(is_type("interrupted") & (p("by") == "user")) > 0).alias("interrupted"),
-            (count_if(is_type("interrupted") & (p("by") == "system")) > 0).alias("stopped_by_system"),
-        )
-    )
-    return grouped.where(F.col("started_at_ms").isNotNull())
+    own = kept.filter(is_type(*OPENING) & pl.col("turn_id").is_not_null())
+    at, rank = pl.col("occurred_at_ms"), pl.col("consent").replace_strict(CONSENT, range(len(CONSENT)), return_dtype=pl.Int64)
+    turns = own.group_by(TURN).agg(
+        pl.col("user_key", "origin", "arm").first(),
+        at.min().alias("started_at_ms"),
+        at.filter(is_type(*ACTING)).max().alias("last_acted_at_ms"),
+        pl.col("policy_version").max().alias("opening_version"),
+        rank.min().alias("consent_rank"),
+        count_if(pl.col("result_class") == "provider_error").alias("provider_results"),
+        *[(is_type("interrupted") & (pl.col("by") == who)).any().alias(f"stopped_by_{who}") for who in ("user", "system")],
+    )  # fmt: skip
+    messages = first_of(own.filter(is_type("turn_started")), TURN).select(*TURN, at.alias("message_at_ms"), *OPENED)
+    return turns.join(messages, on=TURN, how="left")
 
 
-def _session_facts(kept: DataFrame) -> DataFrame:
-    started = is_type("session_started")
-    start = F.struct(p("task_bucket").alias("task_bucket"), p("surface").alias("surface"), p("edits_observed").alias("edits_observed"))
-    said = F.struct(F.col("occurred_at_ms").alias("at"), "event_id", _score().alias("score"))
-    return (
-        kept.where(is_type("session_started", "session_ended") | (is_type(*SAID) & F.col("turn_id").isNull()))
-        .groupBy(*SESSION)
-        .agg(
-            F.min_by(F.when(started, start), F.when(started, moment())).alias("start"),
-            F.collect_list(F.when(is_type("session_ended"), F.col("occurred_at_ms"))).alias("ended_at"),
-            F.collect_list(F.when(is_type(*SAID) & _score().isNotNull(), said)).alias("session_said"),
-        )
+def _session_facts(kept: pl.DataFrame) -> pl.DataFrame:
+    start = first_of(kept.filter(is_type("session_started")), SESSION)
+    return start.select(*SESSION, "task_bucket", "surface", "edits_observed")
+
+
+def _placed(turns: pl.DataFrame) -> pl.DataFrame:
+    """Put each session's turns in order: adds their place and the user message that opens the next one."""
+    order = ("session_id", "turn_index", "started_at_ms", "turn_id")
+    return turns.sort(order, nulls_last=True).with_columns(
+        pl.int_range(pl.len(), dtype=pl.Int64).over(SESSION).alias("position"),
+        *[pl.col(name).shift(-1).over(SESSION).alias(new) for name, new in REPLY.items()],
     )
 
 
-def _shared(discount: float) -> Column:
-    """Return the turn's share of what was said about the session, and the score, in order. Mirror of `credit.shares`."""
-
-    def weight(last: Column, place: Column) -> Column:
-        return F.pow(F.lit(discount), (last - place).cast("double"))
-
-    def share(said: Column) -> Column:
-        is_open = F.filter("windows", lambda w: (w["started_at_ms"] <= said["at"]) & (said["at"] <= w["closes_at_ms"]))
-        last = F.array_max(F.transform(is_open, lambda w: w["position"]))
-        whole = F.aggregate(is_open, F.lit(0.0), lambda total, w: total + weight(last, w["position"]))
-        mine = (F.col("started_at_ms") <= said["at"]) & (said["at"] <= F.col("closes_at_ms"))
-        return F.when(mine, F.struct((weight(last, F.col("position")) / whole).alias("share"), said["score"].alias("score")))
-
-    given = F.filter(F.transform(F.array_sort("session_said"), share), lambda item: item.isNotNull())
-    return F.when(F.size("session_said") > 0, given)
+def _closing(turns: pl.DataFrame, kept: pl.DataFrame, window_ms: int) -> pl.DataFrame:
+    """Say when each turn closes: after its time, or early when the session ends or the user scores it."""
+    at = pl.col("occurred_at_ms")
+    ended = kept.filter(is_type("session_ended")).select(*SESSION, at)
+    scored = kept.filter(is_type("feedback") & pl.col("score").is_not_null()).select(*TURN, at)
+    acted = turns.select(*TURN, "acted_at_ms")
+    ends = pl.concat([acted.join(ended, on=SESSION), acted.join(scored, on=TURN)]).filter(at >= pl.col("acted_at_ms"))
+    early = ends.group_by(TURN).agg(at.min().alias("early_at_ms"))
+    closes = pl.min_horizontal(pl.col("acted_at_ms") + window_ms, "early_at_ms")
+    return turns.join(early, on=TURN, how="left").with_columns(closes.alias("closes_at_ms"))
 
 
-def facts(kept: DataFrame, done: DataFrame, calls: DataFrame, config: RewardsConfig, now_ms: int) -> DataFrame:
-    """Return one row a turn: who, when, how it went, when its window closes, and the next user message.
+def _stated(turns: pl.DataFrame, kept: pl.DataFrame) -> pl.DataFrame:
+    """Say what lint, tests, people and evaluators last said of each turn inside its window, and how much came late."""
+    said = is_type(*CHECKED) | (is_type(*SAID) & pl.col("score").is_not_null())
+    seen = kept.filter(said & pl.col("turn_id").is_not_null()).join(turns.select(*TURN, "closes_at_ms"), on=TURN, maintain_order="left")
+    in_time = pl.col("occurred_at_ms") <= pl.col("closes_at_ms")
+
+    def last(name: str, kind: str) -> pl.Expr:
+        return pl.col(name).filter(is_type(kind) & in_time).last()
+
+    stated = seen.group_by(TURN).agg(
+        *[last(name, "lint_delta") for name in LINTED],
+        *[last(name, "test_run") for name in TESTED],
+        *[last("score", kind).alias(kind) for kind in SAID],
+        pl.col("score").filter(is_type("evaluation")).last().alias("truth_evaluation"),
+        count_if(~in_time).alias("late_stated"),
+    )
+    return turns.join(stated, on=TURN, how="left").with_columns(pl.col("late_stated").fill_null(0))
+
+
+def shared(kept: pl.DataFrame, turns: pl.DataFrame, discount: float) -> pl.DataFrame:
+    """Share what was said about whole sessions among their turns. Mirror of `credit.shares`.
 
     Args:
-        kept: De-duplicated events.
+        kept: De-duplicated events, in order, with their `score`.
+        turns: From `facts`.
+        discount: How much less each earlier turn gets.
+
+    Returns:
+        One row a turn and thing said: `share` and `score`, in the order in which it was said.
+    """
+    said = kept.filter(is_type(*SAID) & pl.col("turn_id").is_null() & pl.col("score").is_not_null()).select(*SESSION, *MOMENT, "score")
+    windows = turns.select(*TURN, "position", "started_at_ms", "closes_at_ms")
+    open_then = pl.col("occurred_at_ms").is_between("started_at_ms", "closes_at_ms")
+    given = said.join(windows, on=SESSION).filter(open_then).sort(*SESSION, *MOMENT, "position")
+    one = (*SESSION, *MOMENT)
+    last = pl.col("position").max().over(one)
+    weighed = given.with_columns(pl.lit(discount).pow((last - pl.col("position")).cast(pl.Float64)).alias("weight"))
+    # A running sum adds in order, as the plain rules do; `sum` adds in blocks.
+    whole = pl.col("weight").cum_sum().last().over(one)
+    return weighed.select(*TURN, ratio(pl.col("weight"), whole).alias("share"), "score")
+
+
+def facts(kept: pl.DataFrame, done: pl.DataFrame, calls: pl.DataFrame, *, config: RewardsConfig, now_ms: int) -> pl.DataFrame:
+    """Return one row a turn: who, when, how it went, when its window closes, what was said of it, and the next user message.
+
+    Args:
+        kept: De-duplicated events, in order, with their `score`.
         done: Its completions, one row each.
         calls: From `tool_calls`.
         config: Window and discount.
         now_ms: The instant that windows are closed against.
     """
-    turns = _opened(kept).join(_sampled(done), [*TURN], "left").join(_called(calls), [*TURN], "left")
-    turns = turns.join(_session_facts(kept), [*SESSION], "left")
-    order = Window.partitionBy(*SESSION).orderBy(F.col("opening.turn_index").asc_nulls_last(), "started_at_ms", "turn_id")
-    whole = order.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    spoken = F.filter("said", lambda item: ~item["external"])
-    ends = F.concat(F.coalesce("ended_at", F.array().cast("array<bigint>")), F.transform(spoken, lambda item: item["at"]))
-    window = F.when(F.size("session_said") > 0, F.struct("position", "started_at_ms", "closes_at_ms"))
-    placed = (
-        turns.withColumn("acted_at_ms", F.coalesce(F.col("last_acted_at_ms"), F.col("started_at_ms")))
-        .withColumn("early_at_ms", F.array_min(F.filter(ends, lambda at: at >= F.col("acted_at_ms"))))
-        .withColumn("closes_at_ms", F.least(F.col("acted_at_ms") + config.window_s * 1000, F.col("early_at_ms")))
-        .withColumns({"reply": F.lead("opening").over(order), "position": F.row_number().over(order) - 1})
-        .withColumn("windows", F.collect_list(window).over(whole))
-    )
-    return placed.select(*TURN, *_described(config, now_ms))
+    turns = _opened(kept).join(_sampled(done), on=TURN, how="left").join(_called(calls), on=TURN, how="left")
+    turns = turns.join(_session_facts(kept), on=SESSION, how="left")
+    turns = turns.with_columns(pl.coalesce("last_acted_at_ms", "started_at_ms").alias("acted_at_ms"))
+    turns = _stated(_placed(_closing(turns, kept, config.window_s * 1000)), kept)
+    return turns.with_columns(_described(now_ms))
 
 
-def _described(config: RewardsConfig, now_ms: int) -> list[Column | str]:
-    """Return a turn's facts by name."""
-    zero = [
-        F.coalesce(F.col(name), F.lit(0)).cast("bigint").alias(name)
-        for name in (
-            "completions", "prompt_tokens", "response_tokens", "without_ids", "broken", "truncated", "calls", "invalid_calls", "repeats",
-            "serial_calls", "claims", "claims_unread",
-        )
-    ]  # fmt: skip
+def _described(now_ms: int) -> list[pl.Expr]:
+    """Return a turn's facts by name, where they are not columns already."""
+    zero = (
+        "completions", "prompt_tokens", "response_tokens", "without_ids", "broken", "truncated", "calls", "invalid_calls", "repeats",
+        "serial_calls", "claims", "claims_unread",
+    )  # fmt: skip
+    closed_early = pl.col("early_at_ms").is_not_null()
     return [
-        F.col("first.user_key").alias("user_key"),
-        F.col("first.origin").alias("origin"),
-        "opening",
-        "reply",
-        "started_at_ms",
+        pl.col(zero).fill_null(0),
         day("started_at_ms").alias(DAY),
-        "acted_at_ms",
-        "closes_at_ms",
-        "said",
-        "checked",
-        _shared(config.session_discount).alias("shared"),
-        "sampling_ms",
-        "interrupted",
-        "stopped_by_system",
-        *zero,
-        F.coalesce("asked", F.lit(False)).alias("asked"),
-        F.coalesce("sampled_arm", "first.arm").alias("arm"),
-        F.coalesce("sampled_version", "opening_version").alias("policy_version"),
-        F.coalesce(F.col("opening.turn_index"), F.col("position")).cast("int").alias("turn_index"),
-        F.element_at(F.lit(list(CONSENT)), F.col("consent_rank").cast("int")).alias("consent"),
-        F.col("start.task_bucket").alias("task_bucket"),
-        F.col("start.surface").alias("surface"),
-        F.coalesce("start.edits_observed", F.lit(False)).alias("edits_observed"),
-        F.col("opening.language").alias("language"),
-        F.col("opening.edit_expected").alias("edit_expected"),
-        F.col("early_at_ms").isNotNull().alias("closed_early"),
-        (F.col("early_at_ms").isNotNull() | (F.lit(now_ms) >= F.col("closes_at_ms"))).alias("final"),
-        (F.col("provider_results") + F.coalesce("error_finishes", F.lit(0))).alias("provider_errors"),
+        ratio(pl.col("sampling_us"), 1000.0).alias("sampling_ms"),
+        pl.col("asked", "edits_observed").fill_null(value=False),
+        pl.coalesce("sampled_arm", "arm").alias("arm"),
+        pl.coalesce("sampled_version", "opening_version").alias("policy_version"),
+        pl.coalesce("turn_index", "position").clip(upper_bound=LARGEST_INT32).cast(pl.Int32).alias("turn_index"),
+        pl.col("consent_rank").replace_strict(range(len(CONSENT)), CONSENT, return_dtype=pl.String).alias("consent"),
+        closed_early.alias("closed_early"),
+        (closed_early | (pl.col("closes_at_ms") <= now_ms)).alias("final"),
+        (pl.col("provider_results") + pl.col("error_finishes").fill_null(0)).alias("provider_errors"),
     ]

@@ -261,7 +261,7 @@ def test_other_weights_are_tried_beside_the_trained_rewards(made: Deployment) ->
     both = [row for row in scored if side[row["session_id"], row["turn_id"]]["reward"] is not None]
     assert done.compared.turns == len(both) > 0
     span = {"start": day, "end": day + timedelta(days=2), "now": NOW}
-    again = backfill.backfill(made.spark, made.home, made.config, "calls-only", **span, sessions_a_pass=4)
+    again = backfill.backfill(made.spark, made.home, made.config, "calls-only", **span, sessions_a_task=4)
     assert lake.read(made.home, "rewards_backfill").num_rows == trained.num_rows, "the same name replaces its range"
     assert (again.compared.correlation, again.compared.sign_changes) == (pytest.approx(1.0), 0.0)
     assert again.compared.kendall_tau in (None, 1.0)

@@ -49,7 +49,7 @@ def test_what_cannot_be_said_is_none() -> None:
 
 def test_an_empty_range_of_days_is_refused() -> None:
     with pytest.raises(ConfigError, match="--to is the day after the last"):
-        backfill.chosen_days(date(2026, 3, 2), date(2026, 3, 2))
+        backfill.check_range(date(2026, 3, 2), date(2026, 3, 2))
 
 
 @given(st.permutations(range(1, 6)))
