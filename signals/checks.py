@@ -1,11 +1,12 @@
-"""Whether every Kafka offset that was read is in the lake exactly once: the invariants of the offset ledger.
+"""Whether every Kafka offset that was read is in the lake exactly once, and every turn: the invariants of the ledgers.
 
     rows of a batch            kept + quarantined = end - start
     batches of a partition     each begins where the one before ended, or a row of `gaps` says what lies between
     offsets of a partition     events + quarantine + removed = sum(end - start), all of them distinct
+    turns                      each there once, with one outcome, and counted
 
 Takes: the lake (and the broker's offsets, where it answers). Gives: problems, each with what to do; nothing is changed.
-Leaves out: whether turns have outcomes (`distil.check_outcomes`) and whether a stream may start (`offsets.py`, asked here too).
+Leaves out: whether a stream may start (`offsets.py`, asked here too).
 """
 
 from collections.abc import Iterator, Mapping, Set
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 
 from pipelines.errors import BrokerUnavailable, ContractViolation
 from pipelines.storage import Home
-from signals import lake, offsets
+from signals import counts, lake, offsets
 from signals.config import SignalsConfig
 
 RESUME: Final = "tidegate signals run --once --resume-from-ledger"
@@ -169,6 +170,18 @@ def counted(partitions: list[Figures]) -> Iterator[Problem]:
             yield Problem(check="rows", found=found, do=f"{RESUME}; if that does not help, {RESTORE}")
 
 
+def judged(home: Home) -> Iterator[Problem]:
+    """Yield what is wrong with the turns: one twice, one without an outcome, or counts that are not theirs."""
+    rows, turns, without = counts.not_one(home)
+    if without or rows != turns:
+        found = f"{rows} turn rows for {turns} turns, {without} without an outcome"
+        yield Problem(check="turns", found=found, do="tidegate signals run --once --everything")
+    try:
+        counts.outcomes(home)
+    except ContractViolation as error:
+        yield Problem(check="turns", found=str(error), do="tidegate signals run --once --everything")
+
+
 def unread(home: Home, config: SignalsConfig) -> Iterator[Problem]:
     """Yield what Kafka deleted before it was read, as far as the broker can be asked, and a stream state that does not fit the lake."""
     from pipelines import kafka
@@ -241,7 +254,7 @@ def check(home: Home, config: SignalsConfig, *, now: datetime) -> dict[str, Any]
         `alerts` (sentences that are no problem of the lake).
     """
     partitions = figures(home)
-    problems = [*booked(home), *counted(partitions), *unread(home, config)]
+    problems = [*booked(home), *counted(partitions), *judged(home), *unread(home, config)]
     share = quarantine_share(home, now=now)
     alerts: list[str] = []
     if share > config.signals.quarantine_alert_share:
