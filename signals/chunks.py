@@ -117,7 +117,7 @@ def _chunk(home: Home, sessions: Sequence[str], chunk: np.ndarray, number: int, 
     folder = delta.path(home, "events").absolute()
     files = [own.file for own in found if np.any(chunk[own.places] == number)]
     return Chunk(
-        sessions=[sessions[place] for place in np.flatnonzero(chunk == number)],
+        sessions=[sessions[place] for place in np.flatnonzero(chunk == number).tolist()],
         files=[str(own.where(folder)) for own in files],
         days=[own.day for own in files],
     )
