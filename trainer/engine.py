@@ -27,7 +27,7 @@ from pipelines.errors import MissingDependency
 from trainer import deepspeed_config
 from trainer.dataset import TrainingRow
 from trainer.losses import LossBatch, LossSettings, named
-from trainer.model import score_batch, tensors
+from trainer.model import score_batch, tensors, trim
 from trainer.packing import MicroBatch, PackedRow, pack, plan_rows
 
 SUMS: Final = (
@@ -117,6 +117,7 @@ class Trainer:
         trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         self.engine: Any = library.initialize(model=policy, model_parameters=trainable, config=dict(deepspeed))[0]
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        trim()
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the next step."""
@@ -151,6 +152,7 @@ class Trainer:
         mine = self.bins(rows, chosen)[self.rank :: self.world]
         totals = torch.zeros(len(SUMS), dtype=torch.float64)
         bad: list[str] = []
+        trim()
         self.engine.train()
         for position, chosen_here in enumerate(mine):
             self.engine.set_gradient_accumulation_boundary(position == len(mine) - 1)
