@@ -19,10 +19,11 @@ from deploy.harness.client import Caller
 from deploy.harness.config import HarnessConfig
 from deploy.harness.demonstrations import SYSTEM
 from deploy.harness.sandbox import Limits, Mount, Sandbox, limits_of
-from deploy.harness.session import Services, settle, turn_is_scored
+from deploy.harness.session import Services, facts_of, is_scored, settle, tested
 from deploy.harness.stamps import SessionLog
 from pipelines.errors import EngineUnavailable
-from pipelines.events import InterruptedPayload, SessionEndedPayload, SessionStartedPayload, TestRunPayload, TurnStartedPayload, new_id
+from pipelines.events import InterruptedPayload, SessionEndedPayload, SessionStartedPayload, TurnStartedPayload, new_id
+from pipelines.reading import edit_expected
 
 Outcome = Literal["pass", "fail", "infra_error"]
 
@@ -161,8 +162,12 @@ def attempt_task(task: FolderTask, attempt: int, services: Services, *, seed: in
     )
     conversation: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.instruction}]
     turn_id = f"{session_id}-t0"
-    log.add(SessionStartedPayload(surface="benchmark", task_bucket=caller.task_bucket))
-    log.add(TurnStartedPayload(turn_index=0, message=task.instruction, message_chars=len(task.instruction), language="en"), turn_id=turn_id)
+    log.add(SessionStartedPayload(surface="benchmark", task_bucket=caller.task_bucket, edits_observed=True))
+    opening = TurnStartedPayload(
+        turn_index=0, message=task.instruction, message_chars=len(task.instruction), language="en",
+        edit_expected=edit_expected(task.instruction),
+    )  # fmt: skip
+    log.add(opening, turn_id=turn_id)
     with tempfile.TemporaryDirectory(prefix="tidegate-attempt-") as folder:
         stage = prepare(task, Path(folder))
         agent = Agent(
@@ -191,16 +196,15 @@ def attempt_task(task: FolderTask, attempt: int, services: Services, *, seed: in
 def _score(row: AttemptRow, task: FolderTask, turn: Turn, stage: Stage, services: Services, *, log: SessionLog, turn_id: str) -> AttemptRow:
     """Verify and tell: the one who brings a benchmark task keeps an edit when the tests pass."""
     outcome, detail = verify(task, stage, services.sandbox, services.harness)
+    tests = None
     if outcome == "infra_error":
         log.add(InterruptedPayload(by="system"), turn_id=turn_id)
     else:
-        passed = int(outcome == "pass")
-        log.add(TestRunPayload(passed_before=0, failed_before=1, passed_after=passed, failed_after=1 - passed), turn_id=turn_id)
+        tests = tested("passed" if outcome == "pass" else "failed")
+        log.add(tests, turn_id=turn_id)
     kept: Literal["yes", "no"] = "yes" if outcome == "pass" else "no"
     edits = settle(log, turn.proposals, stage.workspace, kept=kept, turn_id=turn_id, horizons_s=services.simulation.horizons_s)
-    scored = turn_is_scored(
-        edits, message=task.instruction, next_message=None, interrupted=False, calls=turn.calls, invalid_calls=turn.invalid_calls
-    )
+    scored = is_scored(facts_of(turn, edits, message=task.instruction, tests=tests))
     return replace(
         row,
         outcome=outcome,

@@ -141,8 +141,8 @@ class _Run:
     record: SessionRecord
     conversation: list[Message]
     transcript: list[dict[str, Any]] = field(default_factory=list)
-    judged: list[tuple[str, tuple[components.Edit, ...], bool]] = field(default_factory=list)
-    """By turn: the user's message, what became of its edits, interrupted."""
+    judged: list[tuple[str, components.Evidence, bool]] = field(default_factory=list)
+    """By turn: the user's message, the turn's facts but for its follow-up, interrupted."""
 
 
 def run_session(services: Services, plan: Plan) -> tuple[SessionRecord, list[dict[str, Any]]]:
@@ -276,15 +276,15 @@ def _turn(run: _Run, task: Task, message: str, *, try_number: int, language: str
     check = _check(run, task) if edited == "yes" else "failed"
     form = form_of(before, after, task.ticket) if edited == "yes" else None
     verdict = judge(run.user, edited=edited, check=check, form=form)
-    if edited == "yes":
-        passed = int(check == "passed")
-        run.log.add(TestRunPayload(passed_before=0, failed_before=1, passed_after=passed, failed_after=1 - passed), turn_id=turn_id)
+    tests = tested(check) if edited == "yes" else None
+    if tests is not None:
+        run.log.add(tests, turn_id=turn_id)
     edits = settle(
         run.log, turn.proposals, run.workspace, kept=verdict.keeps, turn_id=turn_id, horizons_s=run.services.simulation.horizons_s
     )
     if verdict.keeps == "no" and edited == "yes":
         put_back(run.workspace, task.path, before)
-    run.judged.append((message, edits, turn.ending is Ending.INTERRUPTED))
+    run.judged.append((message, facts_of(turn, edits, message=message, tests=tests), turn.ending is Ending.INTERRUPTED))
     run.record.asks += turn.ending is Ending.ASKED
     run.record.turns.append(_figures(turn, task, verdict, try_number=try_number, form=form, check=check))
     run.transcript.append(_retell(message, turn, verdict, form=form, check=check))
@@ -358,27 +358,39 @@ def _retell(message: str, turn: Turn, verdict: Verdict, *, form: str | None, che
     return {"turn_id": turn.turn_id, "user": message, "steps": steps, "ending": turn.ending, "seconds": turn.seconds} | judgement
 
 
-def turn_is_scored(
-    edits: tuple[components.Edit, ...], *, message: str, next_message: str | None, interrupted: bool, calls: int, invalid_calls: int
-) -> bool:
+def tested(outcome: Literal["passed", "failed"]) -> TestRunPayload:
+    """Return the test run of a task whose one check failed before."""
+    passed = int(outcome == "passed")
+    return TestRunPayload(passed_before=0, failed_before=1, passed_after=passed, failed_after=1 - passed)
+
+
+def facts_of(turn: Turn, edits: tuple[components.Edit, ...], *, message: str, tests: TestRunPayload | None) -> components.Evidence:
+    """Return a turn as the signal stage will see it once its window has closed, if nobody comes back."""
+    checks = components.Checks()
+    if tests is not None:
+        checks = components.Checks(
+            passed_before=tests.passed_before, failed_before=tests.failed_before, passed_after=tests.passed_after,
+            failed_after=tests.failed_after,
+        )  # fmt: skip
+    return components.Evidence(
+        edits=edits, edits_observed=True, edit_expected=edit_expected(message), completions=len(turn.steps), calls=turn.calls,
+        invalid_calls=turn.invalid_calls, checks=checks,
+    )  # fmt: skip
+
+
+def is_scored(facts: components.Evidence) -> bool:
     """Ask the signal stage's own rules whether a turn's facts are evidence."""
-    follow_up = None
-    if next_message is not None:
-        follow_up = components.FollowUp(
-            message=next_message, previous=message, stack_traces=0, reply_delay_ms=None, interrupted=interrupted
-        )
-    evidence = components.Evidence(edits=edits, follow_up=follow_up, calls=calls, invalid_calls=invalid_calls)
-    return rewards.is_evidence(components.components(evidence, RewardsConfig()))
+    return rewards.is_evidence(components.components(facts, RewardsConfig()))
 
 
 def _mark_scored(run: _Run) -> None:
     """Say of each turn whether it will have a reward, now that its follow-up is known."""
     marked: list[TurnRecord] = []
     for at, turn in enumerate(run.record.turns):
-        message, edits, interrupted = run.judged[at]
-        following = run.judged[at + 1][0] if at + 1 < len(run.judged) else None
-        scored = turn_is_scored(
-            edits, message=message, next_message=following, interrupted=interrupted, calls=turn.calls, invalid_calls=turn.invalid_calls
-        )
-        marked.append(replace(turn, scored=scored))
+        message, facts, interrupted = run.judged[at]
+        if at + 1 < len(run.judged):
+            said = run.judged[at + 1][0]
+            reply = components.FollowUp(message=said, previous=message, stack_traces=0, reply_delay_ms=None, interrupted=interrupted)
+            facts = replace(facts, follow_up=reply, followed_up=True)
+        marked.append(replace(turn, scored=is_scored(facts)))
     run.record.turns = marked

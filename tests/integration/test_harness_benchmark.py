@@ -44,7 +44,7 @@ def test_an_able_policy_passes_and_the_rows_are_what_the_gate_reads(scripted, se
     assert [row.outcome for row in rows] == ["pass"] * 9
     assert {(row.task, row.attempt) for row in rows if row.suite != "edits"} == {(name, attempt) for name in NAMES for attempt in (0, 1)}
     question = next(row for row in rows if row.task == "only-a-question")
-    assert (question.edits_proposed, question.turns, question.unscored_turns) == (0, 1, 1)
+    assert (question.edits_proposed, question.turns, question.unscored_turns) == (0, 1, 0), "its test run is evidence"
     edit = next(row for row in rows if row.task == "retry-limit")
     assert (edit.edits_proposed, edit.edits_kept, edit.calls, edit.invalid_calls, edit.scored_turns) == (1, 1, 1, 0, 1)
     # sessions: the work is done (solved), but users of this world do not keep see

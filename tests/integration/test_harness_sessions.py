@@ -220,12 +220,18 @@ def test_events_of_a_session_are_whole_ordered_and_stamped(scripted, services) -
     assert "completion" not in kinds
 
 
-def test_a_turn_that_asks_instead_of_editing_is_counted_and_a_lone_one_is_unscored(scripted, services, tmp_path: Path) -> None:
+def test_a_turn_that_asks_instead_of_editing_is_counted_and_scored_for_it(scripted, services, tmp_path: Path) -> None:
     gateway = scripted(lambda body, headers: "Which file do you mean?")
-    rows = run_sessions(services(gateway.url, ListSink(), max_asks_again=0), plan(), tmp_path)
+    sink = ListSink()
+    rows = run_sessions(services(gateway.url, sink, max_asks_again=0), plan(), tmp_path)
+    opened = {event.turn_id: event.payload for event in sink.of("turn_started")}
     for row in rows:
         assert row["asks"] == len(row["turns"])
-        assert row["unscored_turns"] >= 1  # nobody followed up on the last turn
+        # Asked for an edit, the policy put it off: that is charged, with or without a follow-up.
+        for turn in row["turns"]:
+            follow_up = turn is not row["turns"][-1]
+            assert turn["scored"] == (follow_up or opened[turn["turn_id"]].edit_expected >= 0.5)
+    assert {turn["scored"] for row in rows for turn in row["turns"]} == {True, False}
     assert summarise(rows)["asks"]["rate"] == 1.0
 
 
