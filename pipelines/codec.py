@@ -6,13 +6,15 @@ a fact about a session and passes.
 Leaves out: privacy (`redaction.py`), where records go (`kafka.py`, `recorder.py`).
 """
 
-from typing import Final
+import math
+from collections.abc import Mapping
+from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from pipelines.errors import Rejected
-from pipelines.events import EVENT, SCHEMA_VERSION, Completion, EditProposed, Event, unpack_ids
+from pipelines.events import EVENT, PAYLOADS, SCHEMA_VERSION, Client, Completion, EditProposed, Event, unpack_ids
 
 FUTURE_TOLERANCE_MS: Final = 3_600_000
 """How far ahead of us a client's clock may be. An hour: skew is seconds, a wrong time zone is hours."""
@@ -33,7 +35,9 @@ def encode(event: Event) -> bytes:
     return event.model_dump_json(exclude_none=True, warnings="error").encode("utf-8")
 
 
-def decode(raw: bytes, max_bytes: int, *, now_ms: int | None = None, key: bytes | str | None = None) -> Event | Rejected:
+def decode(
+    raw: bytes, max_bytes: int, *, now_ms: int | None = None, key: bytes | str | None = None, ahead_ms: int = FUTURE_TOLERANCE_MS
+) -> Event | Rejected:
     """Parse and judge one record.
 
     Args:
@@ -41,6 +45,7 @@ def decode(raw: bytes, max_bytes: int, *, now_ms: int | None = None, key: bytes 
         max_bytes: Larger records are `oversized`, unread.
         now_ms: The reader's clock; None leaves the `future_dated` check out.
         key: The record's key; None leaves the `wrong_key` check out.
+        ahead_ms: How far the event's clock may be ahead of the reader's.
     """
     if len(raw) > max_bytes:
         return Rejected(reason="oversized", raw=raw, detail=f"{len(raw)} bytes, limit {max_bytes}")
@@ -49,15 +54,31 @@ def decode(raw: bytes, max_bytes: int, *, now_ms: int | None = None, key: bytes 
     except ValidationError as error:
         reason, detail = _explain(raw, error)
         return Rejected(reason=reason, raw=raw, detail=detail)
-    fault = find_fault(event, now_ms=now_ms, key=key)
+    fault = _not_json(raw) or find_fault(event, now_ms=now_ms, key=key, ahead_ms=ahead_ms)
     return Rejected(reason=fault[0], raw=raw, detail=fault[1]) if fault else event
 
 
-def find_fault(event: Event, *, now_ms: int | None = None, key: bytes | str | None = None) -> tuple[str, str] | None:
+def as_sent(event: Event) -> bytes:
+    """Return what a decoded event said in fields that this release knows, as `encode` would write it; defaults stay unsaid."""
+    return event.model_dump_json(exclude_unset=True, exclude_none=True).encode("utf-8")
+
+
+def has_unknown_fields(raw: bytes, event: Event) -> bool:
+    """Return whether a record holds fields that its decoded event does not have, as one from a newer client does."""
+    found: dict[str, Any] = from_json(raw)
+    known = {*type(event).model_fields}, {*Client.model_fields}, {*PAYLOADS[event.type].model_fields}
+    return any(not names >= part.keys() for names, part in zip(known, (found, found["client"], found["payload"]), strict=True))
+
+
+def find_fault(
+    event: Event, *, now_ms: int | None = None, key: bytes | str | None = None, ahead_ms: int = FUTURE_TOLERANCE_MS
+) -> tuple[str, str] | None:
     """Return (reason, detail) for what the types cannot say about a parsed event, or None."""
     if event.schema_version != SCHEMA_VERSION:
         return "unknown_version", f"schema_version {event.schema_version}, known: {SCHEMA_VERSION}"
-    if now_ms is not None and event.occurred_at_ms > now_ms + FUTURE_TOLERANCE_MS:
+    if field := _beyond_64_bits(vars(event)) or _beyond_64_bits(vars(event.payload), "payload."):
+        return "invalid_field", field
+    if now_ms is not None and event.occurred_at_ms > now_ms + ahead_ms:
         return "future_dated", f"{(event.occurred_at_ms - now_ms) / 1000:.0f} s ahead of the reader's clock"
     if key is not None:
         text = key.decode("utf-8", "replace") if isinstance(key, bytes) else key
@@ -66,11 +87,33 @@ def find_fault(event: Event, *, now_ms: int | None = None, key: bytes | str | No
     return _packed_fault(event)
 
 
+def _beyond_64_bits(fields: Mapping[str, Any], prefix: str = "") -> str | None:
+    """Return the first field whose number no column can hold: a whole one of more than 64 bits, or an infinite one."""
+    for name, value in fields.items():
+        if isinstance(value, int):
+            if not -(2**63) <= value < 2**63:
+                return prefix + name
+        elif isinstance(value, float) and not math.isfinite(value):
+            return prefix + name
+    return None
+
+
+def _not_json(raw: bytes) -> tuple[str, str] | None:
+    """Return the fault of a record with numbers that JSON does not have, which the parser takes where it knows no better."""
+    if b"NaN" in raw or b"Infinity" in raw:
+        try:
+            from_json(raw, allow_inf_nan=False)
+        except ValueError:
+            return "malformed_json", "NaN and Infinity are no JSON"
+    return None
+
+
 def _packed_fault(event: Event) -> tuple[str, str] | None:
+    """Return the packed array at fault: no base64, not of whole 32-bit numbers (pairs of them), or of another length than its ids."""
     if isinstance(event, EditProposed) and event.payload.sketch is not None:
         length = _packed_length(event.payload.sketch)
         if length is None or length % 2:
-            return "bad_packed_array", "sketch is not packed int32 pairs"
+            return "bad_packed_array", "payload.sketch"
     if not isinstance(event, Completion):
         return None
     payload = event.payload
@@ -81,11 +124,11 @@ def _packed_fault(event: Event) -> tuple[str, str] | None:
             continue
         length = _packed_length(text)
         if length is None:
-            return "bad_packed_array", f"{name} is not base64 of whole little-endian 32-bit numbers"
+            return "bad_packed_array", f"payload.{name}"
         lengths[name] = length
     ids, logprobs = lengths.get("response_ids"), lengths.get("behaviour_logprobs")
     if ids is not None and logprobs is not None and ids != logprobs:
-        return "bad_packed_array", f"{logprobs} log-probabilities for {ids} response ids"
+        return "bad_packed_array", "payload.behaviour_logprobs"
     return None
 
 
@@ -107,7 +150,8 @@ def _explain(raw: bytes, error: ValidationError) -> tuple[str, str]:
     version = from_json(raw).get("schema_version", SCHEMA_VERSION)
     if isinstance(version, int) and version != SCHEMA_VERSION:
         return "unknown_version", f"schema_version {version}, known: {SCHEMA_VERSION}"
-    field = ".".join(str(part) for part in first["loc"])
+    place = first["loc"][1:] if first["loc"] and first["loc"][0] in PAYLOADS else first["loc"]
+    field = ".".join(str(part) for part in place)
     if kind == "union_tag_invalid":
         return "unknown_type", "type is none of the event types"
     if kind == "union_tag_not_found":

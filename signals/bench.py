@@ -6,8 +6,9 @@ Four subjects read the same topic through the same source in batches of the same
 - pipeline: the stage itself, append and then distil, through the code that `signals run` runs;
 - per_group_python: the same rules as stateful Python (`bench_python.py`), on the smallest size only.
 
-The subjects take turns, so that a busy neighbour meets all of them; the first round is a warm-up and dropped. Rates are records of the
-topic (hostile ones and duplicates included) a second of wall time; processor seconds stand beside them.
+The subjects take turns, so that a busy neighbour meets all of them; the first round, of every subject, is a warm-up and dropped. Rates are
+records of the topic (hostile ones and duplicates included) a second of wall time; processor seconds stand beside them. Per-group Python
+writes rewards only, neither events nor samples nor a ledger, so it is also set against the distil part of the pipeline alone.
 
 Takes: a plan, settings, a work folder. Gives: one dict, the command's JSON. Leaves out: words and the plot (`bench_report.py`).
 """
@@ -190,19 +191,19 @@ def _rounds(plan: Plan) -> list[tuple[str, int, int]]:
     sizes = sorted(set(plan.sizes))
     rounds: list[tuple[str, int, int]] = []
     for size in sizes:
-        subjects = SUBJECTS[:3] if size <= LIMIT_RECORDS else ("pipeline",)
+        subjects: tuple[str, ...] = SUBJECTS[:3] if size <= LIMIT_RECORDS else ("pipeline",)
         first = size == sizes[0]
+        if first and size <= PYTHON_RECORDS:
+            subjects = SUBJECTS
         for repeat in range(-1 if first else 0, plan.repeats if first else 1):
             rounds += [(subject, size, repeat) for subject in subjects]
-        if first and size <= PYTHON_RECORDS:
-            rounds.append(("per_group_python", size, 0))
     return rounds
 
 
 def _measure(plan: Plan, config: SignalsConfig, work: Home, filled: dict[int, bench_topics.Filled], meter: Meter) -> list[Measure]:
     measures: list[Measure] = []
     rounds = _rounds(plan)
-    bench_topics.require_space(work.root, max(found.records for found in filled.values()))
+    bench_topics.require_space(work.root, max(found.records for found in filled.values()), bench_topics.LAKE_BYTES)
     total = sum(filled[size].records for _, size, _ in rounds)
     with spark.session(config.spark, work) as running, spark.boundary("measuring"), progress("measuring, events", total=total) as advance:
         for number, (subject, size, repeat) in enumerate(rounds):
@@ -248,6 +249,12 @@ def _ratios(measures: list[Measure], size: int, over: str) -> list[float]:
     return [a / b for a, b in zip(_rates(measures, "pipeline", size), _rates(measures, over, size), strict=False)]
 
 
+def _distil_ratios(measures: list[Measure], size: int) -> list[float]:
+    """Return the rate of the pipeline's distil part alone / per-group Python, round by round."""
+    distil = [item.records / item.parts_s["distil"] for item in measures if (item.subject, item.size) == ("pipeline", size)]
+    return [a / b for a, b in zip(distil, _rates(measures, "per_group_python", size), strict=False)]
+
+
 def result(
     plan: Plan, config: SignalsConfig, measures: list[Measure], filled: dict[int, bench_topics.Filled], live: bench_live.Live | None,
     *, peak_rss_bytes: int,
@@ -267,10 +274,11 @@ def result(
     speeds = {name: _rates(measures, name, sizes[0] if name == "per_group_python" else headline) for name in SUBJECTS}
     by_size = {size: statistics.median(_rates(measures, "pipeline", size)) for size in sizes}
     to_limit = {size: _ratios(measures, size, "passthrough") for size in sizes if size <= LIMIT_RECORDS}
-    to_python = _ratios(measures, sizes[0], "per_group_python")
+    to_python, distil_to_python = _ratios(measures, sizes[0], "per_group_python"), _distil_ratios(measures, sizes[0])
     ratios = {
         "pipeline_to_passthrough": {str(size): round(statistics.median(found), 3) for size, found in to_limit.items() if found},
         "pipeline_to_per_group_python": round(statistics.median(to_python), 2) if to_python else None,
+        "distil_to_per_group_python": round(statistics.median(distil_to_python), 2) if distil_to_python else None,
         "slowest_to_fastest_size": round(min(by_size.values()) / max(by_size.values()), 3) if len(by_size) > 1 else None,
         "p95_in_triggers": round(_quantile(live.seconds, 0.95) / live.trigger_s, 2) if live and live.seconds else None,
     }

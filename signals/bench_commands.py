@@ -70,10 +70,12 @@ def signals(
 
 @fuzz_app.default
 def fuzz(*, records: int = 100_000, seed: int = 0, work: Path | None = None, common: Common = Common()) -> None:
-    """Send hostile records through the append job and account for each: none may stop it, all belong in quarantine with a reason.
+    """Send hostile records through the append job and compare each verdict with the codec's: in quarantine with the same reason.
+
+    Honest records and spoilt ones that are events all the same are among them, and have to arrive.
 
     Args:
-        records: How many; a hundred thousand take minutes.
+        records: How many hostile ones; a hundred thousand take minutes.
         seed: Other seeds give other records.
         work: Folder for broker and lake; default: bench/ in the home.
         common: Options of every command.
@@ -83,9 +85,11 @@ def fuzz(*, records: int = 100_000, seed: int = 0, work: Path | None = None, com
     done = bench_fuzz.run(records, common.tree(SignalsConfig), _work(work, common), seed=seed)
 
     def text() -> str:
-        counts = f"{done['quarantined']} in quarantine, {done['accepted']} taken as events"
-        lines = [f"{done['records']} hostile records in {done['seconds']:.0f} s: {counts}"]
-        return "\n".join([*lines, *[f"{number:>9}  {reason}" for reason, number in done["reasons"].items()]])
+        counts = f"{done['quarantined']} refused, {done['accepted']} events, {done['judged_otherwise']} judged otherwise than by the codec"
+        lines = [f"{done['records']} records in {done['seconds']:.0f} s: {counts}"]
+        lines += [f"{number:>9}  {reason}" for reason, number in done["reasons"].items()]
+        kinds = [f"{counts['refused']:>9} refused {counts['events']:>7} events  {kind}" for kind, counts in done["kinds"].items()]
+        return "\n".join([*lines, "by what was done to them:", *kinds])
 
     common.show(done, text)
 

@@ -19,7 +19,8 @@ def text(done: Mapping[str, Any]) -> str:
     shares = ", ".join(f"{size}: {share:.2f}" for size, share in ratios["pipeline_to_passthrough"].items())
     lines.append(f"pipeline / passthrough: {shares}")
     if ratios["pipeline_to_per_group_python"] is not None:
-        lines.append(f"pipeline / per-group Python: {ratios['pipeline_to_per_group_python']:.1f}")
+        alone = f"{ratios['distil_to_per_group_python']:.1f}"
+        lines.append(f"pipeline / per-group Python: {ratios['pipeline_to_per_group_python']:.1f} (its distil part alone: {alone})")
     lines.append(f"peak memory (driver, JVM, workers): {done['peak_rss_bytes'] / 1e9:.2f} GB")
     delay = done["event_to_reward_s"]
     if delay["p95"] is not None:

@@ -29,9 +29,13 @@ RECORDS_A_CHUNK: Final = 10_300
 CHUNKS_A_JOB: Final = 20
 """One Spark job, after which the work done is written down."""
 ROWS_A_BATCH: Final = 1_000
-BYTES_A_RECORD: Final = 3_000
-"""Disk that one record may take at the worst moment: in the topic, in the lake, and in shuffle files while it is distilled."""
+TOPIC_BYTES: Final = 800
+"""Disk of one record in the topic."""
+LAKE_BYTES: Final = 2_000
+"""Disk that one record may take at the worst moment of a measurement: in the lake, and in shuffle files while it is distilled."""
 KAFKA_PARTITIONS: Final = 4
+GENERATION: Final = 2
+"""Goes up when the generator makes other events: topics that were kept are then made anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,7 @@ class Filled:
 
 def topic_name(size: int, seed: int) -> str:
     """Return the topic of a size."""
-    return f"bench-{seed}-{size}"
+    return f"bench{GENERATION}-{seed}-{size}"
 
 
 def with_topic(config: SignalsConfig, topic: str) -> SignalsConfig:
@@ -58,13 +62,13 @@ def with_topic(config: SignalsConfig, topic: str) -> SignalsConfig:
     return config.model_copy(update={"kafka": config.kafka.model_copy(update=own)})
 
 
-def require_space(folder: Path, records: int) -> None:
+def require_space(folder: Path, records: int, bytes_a_record: int) -> None:
     """Refuse a run that would fill the disk.
 
     Raises:
         StorageFull: Less is free than the records may take.
     """
-    free, needed = shutil.disk_usage(folder).free, records * BYTES_A_RECORD
+    free, needed = shutil.disk_usage(folder).free, records * bytes_a_record
     if free < needed:
         raise StorageFull(f"{records} events may take {needed / 1e9:.0f} GB in {folder}, {free / 1e9:.0f} GB are free; use smaller --sizes")
 
@@ -93,7 +97,7 @@ def fill(spark: SparkSession, config: SignalsConfig, home: Home, *, size: int, s
     if state.exists() and not any(found.created for found in states if found.name == own.kafka.topic):
         done = json.loads(state.read_text(encoding="utf-8"))["chunks"]
     if done < wanted:
-        require_space(home.root, (wanted - done) * RECORDS_A_CHUNK)
+        require_space(home.root, (wanted - done) * RECORDS_A_CHUNK, TOPIC_BYTES + LAKE_BYTES)
         with progress(f"generating {size} events", total=wanted * RECORDS_A_CHUNK) as advance:
             advance(done * RECORDS_A_CHUNK)
             sessions = min(generator.SESSIONS_A_CHUNK, -(-size * generator.SESSIONS_A_CHUNK // RECORDS_A_CHUNK))

@@ -13,16 +13,12 @@ import base64
 import json
 import math
 import random
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-
-from pipelines import codec
-from pipelines.errors import Rejected
 
 START_MS: Final = 1_780_000_000_000
 """When the first session begins, epoch milliseconds: the past, so that every window is closed and nothing depends on today."""
@@ -75,7 +71,6 @@ BUCKETS: Final = ("edit", "explain", "fix", "test", None)
 LANGUAGES: Final = ("en", "en", "en", "de", "fr", "ja", None)
 
 
-FUZZ_A_CHUNK: Final = 5_000
 LIFETIME_MS: Final = 366 * 86_400_000
 """How long after START_MS a reader's clock is taken to be where one is needed here."""
 
@@ -138,6 +133,11 @@ def _geometric(rng: random.Random, mean: float, most: int) -> int:
     return min(1 + int(math.log(1.0 - rng.random()) / math.log(1.0 - 1.0 / mean)), most) if mean > 1 else 1
 
 
+def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is None, as the recorder does."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 class Session:
     """One session being written down; its clock moves on with every event."""
 
@@ -146,9 +146,7 @@ class Session:
         self.name, self.rng, self.at_ms = name, rng, at_ms
         self.events: list[tuple[int, Record]] = []
         self._turn: str | None = None
-        self._envelope = {
-            "schema_version": 1,
-            "session_id": name,
+        self._origin = {
             "origin": rng.choice(("live", "live", "live", "simulated")),
             "policy_version": rng.randrange(1, 5),
             "arm": "candidate" if rng.random() < 0.1 else "serving",
@@ -163,13 +161,10 @@ class Session:
             self.at_ms += self.rng.randrange(1, after_ms)
         at = self.at_ms if at_ms is None else at_ms
         event = {
-            "type": kind, "event_id": _uuid7(at, self.rng), **self._envelope, "turn_id": self._turn,
-            "occurred_at_ms": at, "recorded_at_ms": at + self.rng.randrange(1, 30), "payload": payload,
+            "event_id": _uuid7(at, self.rng), "schema_version": 1, "session_id": self.name, "turn_id": self._turn, "occurred_at_ms": at,
+            "recorded_at_ms": at + self.rng.randrange(1, 30), **self._origin, "type": kind, "payload": _said(payload),
         }  # fmt: skip
-        if self._turn is None:
-            del event["turn_id"]
-        value = json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode()
-        self.events.append((at, Record(self.name.encode(), value)))
+        self.events.append((at, Record(self.name.encode(), as_json(_said(event)))))
 
     def turn(self, index: int) -> None:
         """Write down one turn."""
@@ -260,12 +255,13 @@ def honest_session(name: str, *, seed: int = 0) -> list[tuple[int, Record]]:
     return Session(name, random.Random(f"{seed}-{name}"), START_MS).whole()
 
 
-def _json(event: Mapping[str, Any]) -> bytes:
+def as_json(event: Mapping[str, Any]) -> bytes:
+    """Write an event as the recorder does."""
     return json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _changed(record: Record, **changes: Any) -> Record:
-    return Record(record.key, _json(json.loads(record.value) | changes))
+    return Record(record.key, as_json(json.loads(record.value) | changes))
 
 
 HOSTILE: Final[dict[str, tuple[Callable[[random.Random, Record], Record], frozenset[str]]]] = {
@@ -291,82 +287,6 @@ def hostile(rng: random.Random, record: Record) -> Hostile:
     """Turn an honest record into one that is no event."""
     make, reasons = HOSTILE[rng.choice(tuple(HOSTILE))]
     return Hostile(record=make(rng, record), reasons=reasons)
-
-
-def _flipped(rng: random.Random, value: bytes) -> bytes:
-    changed = bytearray(value)
-    for _ in range(rng.randrange(1, 6)):
-        changed[rng.randrange(len(changed))] = rng.randrange(256)
-    return bytes(changed)
-
-
-def _spliced(rng: random.Random, value: bytes) -> bytes:
-    begin, end = sorted(rng.randrange(len(value)) for _ in range(2))
-    return value[:begin] + rng.choice((b"", rng.randbytes(rng.randrange(1, 40)), value[begin:end] * 2)) + value[end:]
-
-
-def _with_field(rng: random.Random, value: bytes) -> bytes:
-    """Put something unfit into a field of the event or of its payload."""
-    event = json.loads(value)
-    unfit = rng.choice((None, -1, 2**70, 1e308, True, [], {}, {"a": {"b": []}}, "", "x" * 300, "\x00", "\u202e", [1] * 50, "NaN", -(2**63)))
-    place = event["payload"] if rng.random() < 0.5 else event
-    place[rng.choice(tuple(place) or ("type",))] = unfit
-    return _json(event)
-
-
-FUZZ: Final[tuple[Callable[[random.Random, bytes], bytes], ...]] = (
-    _flipped,
-    _spliced,
-    _with_field,
-    lambda rng, value: value[: rng.randrange(len(value))],
-    lambda rng, _value: rng.randbytes(rng.randrange(300)),
-    lambda rng, _value: b"[" * rng.randrange(1, 5_000),
-    lambda rng, value: value[:-1] + b',"deep":' + b'{"a":' * rng.randrange(1, 3_000),
-    lambda rng, value: value + rng.choice((b"}", b"{}", b"\x00", value)),
-    lambda rng, value: value.decode().encode(rng.choice(("utf-16", "utf-32"))),
-    lambda _rng, value: value.replace(b'"payload":{', b'"payload":"', 1),
-    lambda rng, value: re.sub(rb":(\d+)", lambda _found: b":" + rng.choice((b"NaN", b"1e999", b"-0", b"0x1", b"1.5")), value, count=1),
-    lambda rng, value: value.replace(b'":"', b'":"\\ud800', rng.randrange(1, 4)),
-    lambda _rng, value: value.replace(b'"', b"'"),
-)
-"""Ways to spoil the bytes of an honest event."""
-FUZZ_KEYS: Final[tuple[Callable[[random.Random, bytes | None], bytes | None], ...]] = (
-    *(lambda _rng, key: key,) * 6,
-    lambda _rng, _key: None,
-    lambda rng, _key: rng.randbytes(rng.randrange(1, 200)),
-)
-
-
-def fuzz(rng: random.Random, record: Record) -> Record:
-    """Spoil an honest record until no reader of the contract takes it for an event.
-
-    Args:
-        rng: Chooses what is done.
-        record: The honest record.
-    """
-    value = record.value
-    while True:
-        value = rng.choice(FUZZ)(rng, value)[:MAX_EVENT_BYTES] or b"\x00"
-        key = rng.choice(FUZZ_KEYS)(rng, record.key)
-        if isinstance(codec.decode(value, MAX_EVENT_BYTES, now_ms=START_MS + LIFETIME_MS, key=key or b""), Rejected):
-            return Record(key, value)
-        value = record.value
-
-
-def fuzz_chunk(number: int, *, seed: int = 0, records: int = FUZZ_A_CHUNK) -> Iterator[Record]:
-    """Yield hostile records only, made of the honest ones of a chunk.
-
-    Args:
-        number: The chunk, from 0.
-        seed: Other seeds give other records.
-        records: How many.
-    """
-    rng = random.Random(f"fuzz-{seed}-{number}")
-    honest = list(chunk(number, seed=seed, sessions=20, mix=Mix(duplicates=0, delayed=0, hostile=0)))
-    small = [record for record in honest if len(record.value) < 8_000] or honest
-    for _ in range(records):
-        record = rng.choice(small)
-        yield hostile(rng, record).record if rng.random() < 0.3 else fuzz(rng, record)
 
 
 def chunk(number: int, *, seed: int = 0, sessions: int = SESSIONS_A_CHUNK, mix: Mix | None = None) -> Iterator[Record]:

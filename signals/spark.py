@@ -102,6 +102,8 @@ def settings(config: SparkConfig, home: Home, jars: Path) -> dict[str, str]:
         "spark.sql.requireAllClusterKeysForCoPartition": "false",
         "spark.sql.requireAllClusterKeysForDistribution": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # A batch for a Python worker is bounded by its bytes too: ten thousand records of the largest size are ten gigabytes.
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 2**20),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "2",

@@ -3,7 +3,8 @@
 A micro-batch is a commit to each table, all carrying (stream, batch) as a Delta transaction, so that a batch that is run again after a
 kill is written once to each, wherever the kill fell. Before the last it is accounted for by what the tables hold: per partition, rows of
 events and quarantine must equal end minus start and be as many as there are distinct offsets, or the ledger does not name the batch and the
-stream stops. Events are not cached: Spark's cache of parsed events costs more than parsing them, so the few refused are read a second time.
+stream stops. Events are not cached: Spark's cache of parsed events costs more than parsing them, so the few that are not beyond doubt are
+read a second time.
 
 Takes: a Spark session, settings, the deployment's home. Gives: how many rows went where. Leaves out: what is an event
 (`intake.py`), whether the start is allowed (`offsets.py`), rewards (`distil.py`).
@@ -107,13 +108,14 @@ class Sink:
             return
         planned = {partition: (starts.get(partition, 0), end) for partition, end in sorted(ends.items())}
         identity = offsets.transaction_id(stream)
-        # 1. Events, in one pass and without a cache; skipped by Delta when (stream, batch) was committed before.
-        self._commit(intake.accepted(self._judged(records)), "events", identity, batch)
-        # 2. What no table holds now was refused, or names a file: read again, by its place, and written where it belongs.
+        # 1. What is an event beyond doubt, in one pass and without a cache; skipped by Delta when (stream, batch) was committed before.
+        limits = {"max_bytes": self.config.kafka.max_event_bytes, "future_ms": int(self.config.signals.future_allowance_s * 1000)}
+        self._commit(intake.plain(records, **limits), "events", identity, batch)
+        # 2. What no table holds now is read again, by its place, judged by the codec and written where it belongs.
         held = self._held(planned)
         rest = {partition: np.setdiff1d(np.arange(*bounds), np.concatenate(held[partition])) for partition, bounds in planned.items()}
         if any(map(len, rest.values())):
-            self._write_rest(self._judged(_at(records, rest)), identity, batch)
+            self._write_rest(intake.judged(_at(records, rest), **limits), identity, batch)
             held = self._held(planned)
         rows = [self._booked(batch, partition, bounds, *held[partition]) for partition, bounds in planned.items()]
         # 3. The ledger last: what it names lies in the lake.
@@ -135,14 +137,18 @@ class Sink:
         return {part: (kept[1][kept[0] == part], refused[1][refused[0] == part]) for part in planned}
 
     def _write_rest(self, judged: DataFrame, identity: str, batch: int) -> None:
-        """Write to quarantine what was refused, and to events what a claim's file holds."""
+        """Write to quarantine what is no event, and to events what is one after all or what a claim's file holds."""
         judged = judged.persist()
         try:
-            if not judged.where(claims.is_claim("raw")).isEmpty():
+            kinds = {(row["event"], row["claim"]) for row in judged.groupBy(
+                F.col("reason").isNull().alias("event"), F.coalesce(claims.is_claim("raw"), F.lit(False)).alias("claim")
+            ).count().collect()}  # fmt: skip
+            if (False, True) in kinds:
                 whole = claims.redeemed(judged, self.config, self.home).persist()
-                self._commit(intake.accepted(whole), "events", f"{identity}:claims", batch)
                 judged.unpersist()
                 judged = whole
+            if kinds - {(False, False)}:
+                self._commit(intake.accepted(judged), "events", f"{identity}:rest", batch)
             self._commit(intake.refused(judged), "quarantine", identity, batch)
         finally:
             judged.unpersist()
@@ -172,10 +178,6 @@ class Sink:
             "topic": self.config.kafka.topic, "partition": partition, "start": start, "end": end, "kept": len(kept),
             "quarantined": len(refused), "committed_at": datetime.now(UTC),
         }  # fmt: skip
-
-    def _judged(self, records: DataFrame) -> DataFrame:
-        future_ms = int(self.config.signals.future_allowance_s * 1000)
-        return intake.judged(records, max_bytes=self.config.kafka.max_event_bytes, future_ms=future_ms)
 
     def _commit(self, frame: DataFrame, name: str, identity: str, batch: int) -> None:
         writer = frame.write.format("delta").mode("append").option("txnAppId", identity).option("txnVersion", str(batch))

@@ -125,12 +125,6 @@ def json_ddl(corrupt_column: str) -> str:
     return f"{top}, client STRUCT<{_ddl(_columns(Client))}>, payload STRUCT<{_ddl(payload_columns())}>, {corrupt_column} STRING"
 
 
-def known_fields() -> dict[str, tuple[str, ...]]:
-    """Return the names that a release reads: of the event itself (""), of `client` and of `payload`."""
-    top = (*envelope_columns(), "client", "payload")
-    return {"": top, "client": tuple(_columns(Client)), "payload": tuple(payload_columns())}
-
-
 def arrow_fields() -> list[pa.Field]:
     """Return the event's columns as Arrow fields: envelope, client, payload."""
     scalars = [pa.field(name, SCALARS[kind][1]) for name, kind in envelope_columns().items()]

@@ -7,14 +7,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from pipelines.errors import ConfigError, StorageFull
-from signals import bench, bench_live, bench_meter, bench_python, bench_report, bench_topics, generator
+from pipelines.errors import ConfigError, ContractViolation, StorageFull
+from pipelines.storage import Home
+from signals import bench, bench_fuzz, bench_live, bench_meter, bench_python, bench_report, bench_topics, generator, lake, stream
 from signals.bench import Measure, Plan
 from signals.bench_commands import parse_sizes
 from signals.bench_topics import Filled
 from signals.config import RewardsConfig, SignalsConfig
+from tests.support.lakes import event_row, refused_row
 
 
 def measure(subject: str, size: int, seconds: float, repeat: int = 0) -> Measure:
@@ -49,6 +52,7 @@ def test_ratios_compare_what_ran_in_the_same_round(done: dict[str, Any]) -> None
     # 0.5 and 0.8 at the small size: the median of the two rounds, not the ratio of the medians (0.72).
     assert done["ratios"]["pipeline_to_passthrough"] == {"1000": 0.65, "10000": 0.4}
     assert done["ratios"]["pipeline_to_per_group_python"] == 8.0
+    assert done["ratios"]["distil_to_per_group_python"] == 16.0
     assert done["ratios"]["slowest_to_fastest_size"] == 0.75
 
 
@@ -72,8 +76,8 @@ def test_the_report_names_every_subject_and_goal(done: dict[str, Any], tmp_path:
 
 def test_the_smallest_size_runs_in_rounds_after_a_warm_up_and_the_largest_with_the_pipeline_alone() -> None:
     rounds = bench._rounds(Plan(sizes=(3_000_000, 1000), repeats=2))
-    assert rounds[:6] == [(subject, 1000, repeat) for repeat in (-1, 0) for subject in ("raw", "passthrough", "pipeline")]
-    assert rounds[-2:] == [("per_group_python", 1000, 0), ("pipeline", 3_000_000, 0)]
+    assert rounds[:-1] == [(subject, 1000, repeat) for repeat in (-1, 0, 1) for subject in bench.SUBJECTS]
+    assert rounds[-1] == ("pipeline", 3_000_000, 0)
 
 
 @pytest.mark.parametrize("plan", [Plan(sizes=()), Plan(sizes=(0,)), Plan(sizes=(5,), repeats=0)])
@@ -89,9 +93,9 @@ def test_sizes_are_read_from_one_text() -> None:
 
 
 def test_a_run_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
-    bench_topics.require_space(tmp_path, 10)
+    bench_topics.require_space(tmp_path, 10, 1_000)
     with pytest.raises(StorageFull, match="smaller --sizes"):
-        bench_topics.require_space(tmp_path, 10**12)
+        bench_topics.require_space(tmp_path, 10**12, 1_000)
 
 
 def test_the_meter_sees_a_childs_memory_and_processor_time_and_leaves_out_what_it_is_told_to() -> None:
@@ -130,3 +134,33 @@ def test_a_live_session_is_six_events_that_end_judged() -> None:
     (turn,) = distil([event.model_dump(mode="json") for event in events], RewardsConfig(), now_ms=1_780_000_000_000)
     assert len(events) == 6
     assert (turn.outcome.value, turn.course.final, turn.evidence.edits[0].decision) == ("scored", True, "accepted")
+
+
+@pytest.mark.parametrize(
+    ("offset", "partition", "expected", "words"),
+    [
+        (0, 0, "wrong_key", "0:0 is \\['malformed_json'\\], the codec says wrong_key"),
+        (0, 0, None, "0:0 is \\['malformed_json'\\], the codec says None"),
+        (1, 0, "wrong_key", "0:1 is \\[None\\], the codec says wrong_key"),
+        (2, 0, None, "0:2 is \\[\\], the codec says None"),
+    ],
+)
+def test_a_verdict_that_is_not_the_codecs_fails_the_fuzz_bench(
+    offset: int, partition: int, expected: str | None, words: str, tmp_path: Path
+) -> None:
+    home = Home(tmp_path)
+    lake.create_missing(home)
+    lake.append(home, "quarantine", [refused_row(0, b"{")])
+    lake.append(home, "events", [event_row(1, session="s")])
+    right = {(0, 0): ("cut", "malformed_json"), (0, 1): ("honest", None)}
+
+    def asked(rows: dict[tuple[int, int], tuple[str, str | None]]) -> pa.Table:
+        return pa.Table.from_pylist(
+            [{"partition": p, "offset": o, "kind": kind, "expected": said} for (p, o), (kind, said) in rows.items()]
+        )
+
+    done = bench_fuzz.result(home, stream.Totals(batches=1), asked(right), seconds=1.0)
+    assert (done["records"], done["quarantined"], done["accepted"], done["judged_otherwise"]) == (2, 1, 1, 0)
+    assert done["kinds"] == {"cut": {"events": 0, "refused": 1}, "honest": {"events": 1, "refused": 0}}
+    with pytest.raises(ContractViolation, match=words):
+        bench_fuzz.result(home, stream.Totals(), asked(right | {(partition, offset): ("cut", expected)}), seconds=1.0)
