@@ -104,7 +104,7 @@ def gradients_of(trainer: Any, task: Task, *, first: int | None = None) -> dict[
 
 def exact_gradients(trainer: Any, task: Task) -> dict[str, list[float]]:
     """Return the probes' gradients on a few rows in fp32: its weights are fp32, and the autocast around their forward pass goes off."""
-    trainer.model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+    trainer.accelerator.native_amp = False
     return gradients_of(trainer, exact_task(task))
 
 
