@@ -26,7 +26,7 @@ from signals.config import RewardsConfig
 from signals.judge import Judged
 from signals.norms import Norms
 from signals.tables import DAY
-from signals.transforms import ENVELOPE, PAYLOAD, Distilled, distilled
+from signals.transforms import LEAVES, Distilled, distilled, flat
 
 DAY_MS: Final = 86_400_000
 
@@ -137,15 +137,14 @@ def read(chunk: Chunk, since: date) -> tuple[pa.Table, pa.Array]:
 def _rows(file: pq.ParquetFile, ids: pa.Array, low: str, high: str) -> Iterator[pa.Table]:
     """Yield what the rules read of the events of some sessions, flat, a row group at a time."""
     leaves = [file.schema.column(number).path for number in range(len(file.schema))]
-    wanted = [name for name in (*ENVELOPE, *(f"payload.{name}" for name in PAYLOAD)) if name in set(leaves)]
+    wanted = [name for name in LEAVES if name in set(leaves)]
     place = leaves.index("session_id")
     for group in range(file.num_row_groups):
         known = file.metadata.row_group(group).column(place).statistics
         if known is not None and known.has_min_max and (known.max < low or known.min > high):
             continue
         rows = file.read_row_group(group, columns=wanted, use_threads=False)
-        rows = rows.filter(pc.is_in(rows["session_id"], value_set=ids)).flatten().replace_schema_metadata()
-        yield rows.rename_columns([name.removeprefix("payload.") for name in rows.column_names])
+        yield flat(rows.filter(pc.is_in(rows["session_id"], value_set=ids)))
 
 
 def _fitted(work: Work, rows: pa.Table) -> pa.Table:

