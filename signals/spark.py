@@ -98,9 +98,6 @@ def settings(config: SparkConfig, home: Home, jars: Path) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(config.shuffle_partitions),
         "spark.sql.adaptive.enabled": "false" if local else "true",
         "spark.sql.autoBroadcastJoinThreshold": "-1" if local else "10485760",
-        # Co-partitioned by session alone, joins on (session, turn) need no further shuffle.
-        "spark.sql.requireAllClusterKeysForCoPartition": "false",
-        "spark.sql.requireAllClusterKeysForDistribution": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # A batch for a Python worker is bounded by its bytes too: ten thousand records of the largest size are ten gigabytes.
         "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 2**20),
