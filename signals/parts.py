@@ -26,7 +26,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
 from pipelines.storage import Home
@@ -37,6 +37,9 @@ BOUND_CHARS: Final = 64
 """Longer texts are cut for statistics: what is above a text need not be one that is there."""
 BEYOND: Final = "\U0010ffff"
 """Put behind a cut text, it is above all that begin with it."""
+AT_ONCE: Final = CommitProperties(max_commit_retries=0)
+"""A commit follows the version that was read, or fails. Left to itself, deltalake would put it after a later one too, and does not see that a
+file which goes was merged into another meanwhile: the rows of both would stay."""
 GROUP_BYTES: Final = 16 * 2**20
 """Size in memory of one row group: what a reader holds at once."""
 FILE_BYTES: Final = 2 * GROUP_BYTES
@@ -102,16 +105,29 @@ def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def held(table: DeltaTable) -> list[Held]:
-    """Return the files of a table that is partitioned by day, from its log alone."""
+def held(table: DeltaTable, *, low: str | None = None, high: str | None = None, since: date | None = None) -> list[Held]:
+    """Return the files of a table that is partitioned by day, from its log alone.
+
+    Args:
+        table: The table.
+        low: Files whose session ids are all below it are left out.
+        high: Files whose session ids are all above it are left out.
+        since: Files of earlier days are left out.
+    """
     listed = pa.table(table.get_add_actions(flatten=True))
     names = {
         "path": "path", "day": f"partition.{DAY}", "rows": "num_records", "size_bytes": "size_bytes", "low": "min.session_id",
         "high": "max.session_id",
     }  # fmt: skip
-    empty = pa.nulls(listed.num_rows)
-    columns = {key: (listed[name] if name in listed.column_names else empty).to_pylist() for key, name in names.items()}
-    return [Held(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    empty = pa.nulls(listed.num_rows, pa.string())
+    files = pa.table({key: listed[name] if name in listed.column_names else empty for key, name in names.items()})
+    if low is not None:
+        files = files.filter(pc.fill_null(pc.greater_equal(files["high"], low), fill_value=True))
+    if high is not None:
+        files = files.filter(pc.fill_null(pc.less_equal(files["low"], high), fill_value=True))
+    if since is not None:
+        files = files.filter(pc.greater_equal(files["day"], since))
+    return [Held(**row) for row in files.to_pylist()]
 
 
 def session_ids(path: Path) -> pa.ChunkedArray:
@@ -218,10 +234,12 @@ def replace(
         TransientError: Another writer was first every time.
     """
     folder = delta.path(home, name)
+    ids = [bound for sessions in gone.values() if sessions for bound in (sessions[0], sessions[-1])]
 
     def act() -> list[pa.Table]:
         table = delta.open_table(home, name)
-        taken = [found for own in held(table) if (found := _taken(folder, own, gone.get(own.day, ()), rows=told is not None))]
+        files = held(table, low=min(ids), high=max(ids)) if ids else []
+        taken = [found for own in files if (found := _taken(folder, own, gone.get(own.day, ()), rows=told is not None))]
         if not taken and not parts:
             return []
         with ExitStack() as undo:
@@ -252,14 +270,19 @@ def overwrite(home: Home, name: str, parts: Sequence[Part], where: Sequence[tupl
         delta.committed(
             f"writing {name}",
             lambda: (table := delta.open_table(home, name)).create_write_transaction(
-                [part.action() for part in parts], "overwrite", table.schema(), list(TABLES[name].partition_by), list(where)
+                [part.action() for part in parts],
+                "overwrite",
+                table.schema(),
+                list(TABLES[name].partition_by),
+                list(where),
+                commit_properties=AT_ONCE,
             ),
         )
 
 
 def _commit(table: DeltaTable, name: str, parts: Sequence[Part], files: Sequence[Held]) -> None:
-    added = [part.action() for part in parts]
-    table.create_write_transaction([*added, *[own.removal() for own in files]], "append", table.schema(), list(TABLES[name].partition_by))
+    actions = [*(part.action() for part in parts), *(own.removal() for own in files)]
+    table.create_write_transaction(actions, "append", table.schema(), list(TABLES[name].partition_by), commit_properties=AT_ONCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,6 +198,25 @@ def test_files_of_several_partition_columns_take_the_place_of_those_before(home:
     assert sorted((row["backfill"], row["reward"], row["date"]) for row in found) == [("a b/ü=1", 2.0, DAYS[0]), ("plain", 1.0, DAYS[0])]
 
 
+def test_files_that_are_merged_between_reading_and_committing_make_it_begin_again(home: Home) -> None:
+    for name in ("s1", "s2", "s3"):
+        put(home, [turn(name, 0)])
+
+    class Meanwhile(dict[date, list[str]]):
+        """Sessions that go; when they are first asked for, another process merges the files."""
+
+        done = False
+
+        def get(self, day: date, default: Any = None) -> Any:
+            if not self.done:
+                self.done = True
+                lake.open_table(home, "turns").optimize.compact()
+            return super().get(day, default)
+
+    put(home, [turn("s1", 0) | {"turn_index": 7}], Meanwhile({DAYS[0]: ["s1"]}))
+    assert [(row[0], row[2]) for row in held(home)] == [("s1", 7), ("s2", 0), ("s3", 0)]
+
+
 def test_replacing_beside_compaction_loses_and_doubles_nothing(home: Home) -> None:
     names = [f"s{number:02}" for number in range(12)]
     for _ in range(2):
