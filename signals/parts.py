@@ -38,8 +38,8 @@ BOUND_CHARS: Final = 64
 BEYOND: Final = "\U0010ffff"
 """Put behind a cut text, it is above all that begin with it."""
 AT_ONCE: Final = CommitProperties(max_commit_retries=0)
-"""A commit follows the version that was read, or fails. Left to itself, deltalake would put it after a later one too, and does not see that a
-file which goes was merged into another meanwhile: the rows of both would stay."""
+"""A commit follows the version that was read, or fails. Left to itself, deltalake would put it after a later one too, and does not see that
+a file which goes was merged into another meanwhile: the rows of both would stay."""
 GROUP_BYTES: Final = 16 * 2**20
 """Size in memory of one row group: what a reader holds at once."""
 FILE_BYTES: Final = 2 * GROUP_BYTES
