@@ -83,7 +83,7 @@ def _search(home: Home, sessions: Sequence[str], since: date) -> Iterator[_Found
     """Yield the files that hold events of the sessions, by day of arrival and then in the order of their smallest ids."""
     folder, ids = delta.path(home, "events"), pa.array(sessions, pa.string())
     with delta.boundary(folder):
-        near = [own for own in parts.held(delta.open_table(home, "events")) if own.day >= since]
+        near = parts.held(delta.open_table(home, "events"), low=sessions[0], high=sessions[-1], since=since)
         for own in sorted(near, key=lambda own: (own.day, own.low or "", own.path)):
             if not own.may_hold(sessions):
                 continue
@@ -101,16 +101,13 @@ def _numbered(load: np.ndarray, slots: int, most: int | None) -> np.ndarray:
         most: See `cut`.
     """
     total = float(load.sum())
-    limit = total / max(1, ceil(total), min(slots, round(total / WORTH_A_TASK)))
-    numbers = np.empty(len(load), np.int64)
-    number = held = 0
-    begun = done = 0.0
-    for place, share in enumerate(load):
-        if held and (done + share / 2 > begun + limit or held == most):
-            number, held, begun = number + 1, 0, done
-        numbers[place] = number
-        held, done = held + 1, done + share
-    return numbers
+    tasks = max(1, ceil(total), min(slots, round(total / WORTH_A_TASK)))
+    middle = np.cumsum(load) - load / 2
+    numbers = np.minimum((middle * tasks / total).astype(np.int64), tasks - 1)
+    if most is not None:
+        first = np.searchsorted(numbers, numbers)  # where the session's task begins
+        numbers = numbers * len(load) + (np.arange(len(load)) - first) // most
+    return np.unique(numbers, return_inverse=True)[1]
 
 
 def _chunk(home: Home, sessions: Sequence[str], chunk: np.ndarray, number: int, found: Sequence[_Found]) -> Chunk:
