@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from deltalake.exceptions import CommitFailedError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -215,6 +216,17 @@ def test_files_that_are_merged_between_reading_and_committing_make_it_begin_agai
 
     put(home, [turn("s1", 0) | {"turn_index": 7}], Meanwhile({DAYS[0]: ["s1"]}))
     assert [(row[0], row[2]) for row in held(home)] == [("s1", 7), ("s2", 0), ("s3", 0)]
+
+
+def test_a_merge_that_read_before_rows_were_replaced_is_refused(home: Home) -> None:
+    for name in ("s1", "s2"):
+        put(home, [turn(name, 0)])
+    before = lake.open_table(home, "turns")
+    put(home, [turn("s1", 0) | {"turn_index": 7}], {DAYS[0]: ["s1"]})
+    for merge in (before.optimize.compact, lambda: before.optimize.z_order(["session_id"])):
+        with pytest.raises(CommitFailedError):
+            merge()
+    assert [(row[0], row[2]) for row in held(home)] == [("s1", 7), ("s2", 0)]
 
 
 def test_replacing_beside_compaction_loses_and_doubles_nothing(home: Home) -> None:
