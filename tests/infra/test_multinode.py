@@ -46,6 +46,7 @@ def test_one_node_needs_no_meeting_place_and_several_do() -> None:
     assert alone[1:] == [
         "-m",
         "torch.distributed.run",
+        "--log-dir=jobs/update-1/agents",
         "--nnodes=1",
         "--nproc-per-node=3",
         "--standalone",
