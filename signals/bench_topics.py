@@ -32,7 +32,7 @@ ROWS_A_BATCH: Final = 1_000
 TOPIC_BYTES: Final = 800
 """Disk of one record in the topic."""
 LAKE_BYTES: Final = 2_000
-"""Disk that one record may take at the worst moment of a measurement: its topic, and the lake with files that were replaced."""
+"""Disk that one record may take in the lake at the worst moment of a measurement, files that were replaced included."""
 KAFKA_PARTITIONS: Final = 4
 GENERATION: Final = 2
 """Goes up when the generator makes other events: topics that were kept are then made anew."""
