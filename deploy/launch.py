@@ -251,7 +251,10 @@ def run_job(home: Home, name: str, argv: Sequence[str], *, timeout_s: float, env
                 tick(last_line(running.log, begin=begin))
         if process.returncode != 0:
             kind = BY_EXIT_CODE.get(process.returncode, errors.TerminalError)
-            raise kind(f"{name} ended with exit code {process.returncode}; {running.log} ends with:\n{tail(running.log)}")
+            ended = f"ended with exit code {process.returncode}"
+            if process.returncode < 0:
+                ended = f"was killed by signal {-process.returncode}; the same command goes on where it stopped"
+            raise kind(f"{name} {ended}; {running.log} ends with:\n{tail(running.log)}")
         try:
             return dict(json.loads(result.read_text(encoding="utf-8")))
         except (FileNotFoundError, ValueError) as error:
