@@ -78,8 +78,6 @@ _PATTERNS: Final[tuple[tuple[str, re.Pattern[str], str], ...]] = (
 """Name, pattern, and what of the match stays before the placeholder. Every repeat is bounded or guarded by a look-behind, so
 that the time is linear in the text."""
 
-SECRET_KINDS: Final = tuple(name for name, _, _ in _PATTERNS)
-
 _MARKS: Final[dict[str, tuple[str, ...]]] = {
     "private_key": ("PRIVATE KEY",), "url_password": ("://",), "jwt": ("eyJ",), "aws_key": ("AKIA", "ASIA", "ABIA", "ACCA"),
     "google_key": ("AIza",), "github_token": ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"), "gitlab_token": ("glpat-",),

@@ -250,11 +250,6 @@ class Session:
         return self.events
 
 
-def honest_session(name: str, *, seed: int = 0) -> list[tuple[int, Record]]:
-    """Return the events of one session, each with its instant in epoch milliseconds, in no order in particular."""
-    return Session(name, random.Random(f"{seed}-{name}"), START_MS).whole()
-
-
 def as_json(event: Mapping[str, Any]) -> bytes:
     """Write an event as the recorder does."""
     return json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode()

@@ -98,14 +98,9 @@ def _timed_out(output: str) -> bool:
 def error_class(text: str) -> ResultClass:
     """Classify a tool's error by its text; what nothing fits is the environment's doing."""
     head = plain(text[:_HEAD_CHARS]).lower()
-    if any(
-        mark in head for mark in ("rejected by user", "user rejected", "user cancelled", "user canceled", "aborted by user", "user denied")
-    ):
+    if any(mark in head for mark in _ABORTED):
         return ResultClass.USER_ABORTED
-    if any(
-        mark in head
-        for mark in ("unsupported call", "unknown tool", "unknown function", "tool not found", "no such tool", "not found in registry")
-    ):
+    if any(mark in head for mark in _UNKNOWN_TOOL):
         return ResultClass.UNKNOWN_TOOL
     if any(mark in head for mark in _BAD_ARGUMENTS):
         return ResultClass.INVALID_ARGUMENTS

@@ -16,6 +16,7 @@ from pipelines.errors import Rejected
 from signals import fuzz, generator, intake
 from signals.generator import Record
 from signals.tables import EVENTS
+from tests.support.events_for_tests import generated_session
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
@@ -56,7 +57,7 @@ def unfit() -> Iterator[tuple[bytes | None, bytes]]:
     """Yield every field of every event type with values that may not fit it, and events that are written in other ways."""
     seen: dict[str, Record] = {}
     for number in range(30):
-        for _, record in generator.honest_session(f"s{number}", seed=1):
+        for record in generated_session(f"s{number}", seed=1):
             seen.setdefault(json.loads(record.value)["type"], record)
     numbers = (b"5", b"-1", b"-0", b"1.0", b"1e999", b"1e-3", b"9" * 30, b"NaN")
     others = (b"null", b"true", b'""', b'"x"', b"[1]", b"{}", b'"\\u00e9"', b'"\\ud800"')
@@ -108,7 +109,7 @@ def test_events_of_todays_clients_are_read_in_one_pass(spark: Any) -> None:
 
 
 def test_a_second_event_in_the_same_record_is_not_lost_silently(spark: Any) -> None:
-    (_, record), (_, other), *_ = generator.honest_session("s", seed=1)
+    record, other, *_ = generated_session("s", seed=1)
     braces = record.value.replace(b'"client":{', b'"note":"{}","client":{')
     values = [record.value, braces, record.value + b"\n", record.value + other.value, record.value + b"}", record.value.replace(b'"', b"'")]
     rows = [(record.key, value, "t", 0, number) for number, value in enumerate(values)]

@@ -17,6 +17,7 @@ from signals.bench import Measure, Plan
 from signals.bench_commands import parse_sizes
 from signals.bench_topics import Filled
 from signals.config import RewardsConfig, SignalsConfig
+from tests.support.events_for_tests import generated_session
 from tests.support.lakes import event_row, refused_row
 
 
@@ -119,8 +120,7 @@ def test_a_reading_covers_its_block() -> None:
 
 
 def test_per_group_python_gives_the_turns_of_the_plain_rules_and_passes_over_what_is_no_event() -> None:
-    records = [record for _, record in generator.honest_session("s", seed=3)]
-    values = [record.value for record in records]
+    values = [record.value for record in generated_session("s", seed=3)]
     found = bench_python.turns([*values, b"{", *values], RewardsConfig(), max_bytes=64_000, now_ms=generator.START_MS * 2)
     assert found
     assert {row["session_id"] for row in found} == {"s"}

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from pipelines import codec
 from pipelines.errors import Rejected
 from pipelines.events import PAYLOADS
-from signals import fuzz, generator, shape
+from signals import fuzz, shape
+from tests.support.events_for_tests import generated_session
 
 PLAIN = {kind: re.compile(shape.plain(kind)) for kind in PAYLOADS}
-HONEST = [record.value.decode() for _, record in generator.honest_session("s", seed=4)]
+HONEST = [record.value.decode() for record in generated_session("s", seed=4)]
 LIMIT = 1_000_000
 
 
