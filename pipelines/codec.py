@@ -6,6 +6,7 @@ a fact about a session and passes.
 Leaves out: privacy (`redaction.py`), where records go (`kafka.py`, `recorder.py`).
 """
 
+import binascii
 import math
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from pipelines.errors import Rejected
-from pipelines.events import EVENT, PAYLOADS, SCHEMA_VERSION, Client, Completion, EditProposed, Event, unpack_ids
+from pipelines.events import EVENT, PAYLOADS, SCHEMA_VERSION, Client, Completion, EditProposed, Event
 
 FUTURE_TOLERANCE_MS: Final = 3_600_000
 """How far ahead of us a client's clock may be. An hour: skew is seconds, a wrong time zone is hours."""
@@ -24,6 +25,9 @@ REASONS: Final = frozenset({
     "wrong_key", "bad_packed_array",
 })  # fmt: skip
 """Every reason a record can be rejected for."""
+
+DEFAULTED: Final = ("schema_version", "arm", "consent")
+"""Fields of the envelope that a record may leave out and that are never null."""
 
 
 def encode(event: Event) -> bytes:
@@ -59,8 +63,13 @@ def decode(
 
 
 def as_sent(event: Event) -> bytes:
-    """Return what a decoded event said in fields that this release knows, as `encode` would write it; defaults stay unsaid."""
-    return event.model_dump_json(exclude_unset=True, exclude_none=True).encode("utf-8")
+    """Return what a decoded event said in fields that this release knows, as `encode` would write it.
+
+    Of what was left out only the envelope's defaults are said, which are facts about every event; a payload's stay unsaid.
+    """
+    unsaid = {name: getattr(event, name) for name in DEFAULTED if name not in event.model_fields_set}
+    said = event.model_copy(update=unsaid) if unsaid else event
+    return said.model_dump_json(exclude_unset=True, exclude_none=True).encode("utf-8")
 
 
 def has_unknown_fields(raw: bytes, event: Event) -> bool:
@@ -90,10 +99,8 @@ def find_fault(
 def _beyond_64_bits(fields: Mapping[str, Any], prefix: str = "") -> str | None:
     """Return the first field whose number no column can hold: a whole one of more than 64 bits, or an infinite one."""
     for name, value in fields.items():
-        if isinstance(value, int):
-            if not -(2**63) <= value < 2**63:
-                return prefix + name
-        elif isinstance(value, float) and not math.isfinite(value):
+        kind = type(value)
+        if (kind is int and not -(2**63) <= value < 2**63) or (kind is float and not math.isfinite(value)):
             return prefix + name
     return None
 
@@ -133,10 +140,12 @@ def _packed_fault(event: Event) -> tuple[str, str] | None:
 
 
 def _packed_length(text: str) -> int | None:
+    """Return how many 32-bit numbers are packed; None where it is no base64 of whole ones."""
     try:
-        return len(unpack_ids(text))
+        size = len(binascii.a2b_base64(text, strict_mode=True))
     except ValueError:
         return None
+    return None if size % 4 else size // 4
 
 
 def _explain(raw: bytes, error: ValidationError) -> tuple[str, str]:

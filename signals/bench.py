@@ -35,7 +35,7 @@ from pipelines.broker import running as running_broker
 from pipelines.errors import ConfigError, ContractViolation
 from pipelines.storage import Home, exclusive
 from pipelines.terminal import progress
-from signals import bench_live, bench_python, bench_topics, distil, intake, job, spark, stream, wire
+from signals import bench_live, bench_python, bench_topics, distil, job, spark, stream, wire
 from signals.bench_meter import Meter
 from signals.config import SignalsConfig
 
@@ -44,6 +44,10 @@ LIMIT_RECORDS: Final = 2_000_000
 PYTHON_RECORDS: Final = 200_000
 """Up to here per-group Python runs at the smallest size: it does about a thousand records a second."""
 GOALS: Final = {"passthrough": 0.6, "per_group_python": 10.0, "flat": 0.1, "rss_bytes": 4_000_000_000, "triggers": 2.0}
+CORRUPT: Final = "_corrupt"
+PARSE: Final = {
+    "columnNameOfCorruptRecord": CORRUPT, "mode": "PERMISSIVE", "allowNonNumericNumbers": "false", "allowSingleQuotes": "false",
+}  # fmt: skip
 SUBJECTS: Final = ("raw", "passthrough", "pipeline", "per_group_python")
 
 
@@ -100,10 +104,10 @@ def _raw(running: SparkSession, config: SignalsConfig, home: Home, _work: Home) 
 
 
 def _passthrough(running: SparkSession, config: SignalsConfig, home: Home, _work: Home) -> dict[str, float]:
-    event = F.from_json(F.col("value").cast("string"), wire.json_ddl(intake.CORRUPT), intake.PARSE)
+    event = F.from_json(F.col("value").cast("string"), wire.json_ddl(CORRUPT), PARSE)
     arrived = F.col("timestamp").alias("arrived_at"), F.to_date("timestamp").alias("date")
     parsed = _stream(running, config, home).select("topic", "partition", "offset", *arrived, event.alias("event"))
-    flat = parsed.select("*", "event.*").drop("event", intake.CORRUPT)
+    flat = parsed.select("*", "event.*").drop("event", CORRUPT)
     writer = flat.writeStream.option("checkpointLocation", str(home.streams / "passthrough")).format("delta").partitionBy("date")
     writer.trigger(availableNow=True).start(str(home.lake / "passthrough")).awaitTermination()
     return {}

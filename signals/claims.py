@@ -6,10 +6,11 @@ Takes: records of a batch that are claims. Gives: the same records with the even
 Leaves out: what a claim is and who writes it (`pipelines/claims.py`), what the event is worth (`intake.py`, asked here).
 """
 
-from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -28,6 +29,11 @@ FAULTS: Final = (MISSING, MISMATCH, FOREIGN)
 def is_claim(value: str) -> Column:
     """Return whether a record's value is a claim."""
     return F.substring(F.col(value), 1, len(claims.MARK)) == F.lit(claims.MARK)
+
+
+def are_claims(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return for each record's value whether it is a claim."""
+    return pc.fill_null(pc.starts_with(values.cast(pa.large_binary()), claims.MARK), False)
 
 
 def hadoop_uri(uri: str) -> str:
@@ -82,10 +88,13 @@ def redeemed(judged: DataFrame, config: SignalsConfig, home: Home) -> DataFrame:
     place = ("topic", "partition", "offset")
     records = judged.where(claim).select("key", F.col("raw").alias("value"), *place, F.col("arrived_at").alias("timestamp"))
     whole, lost = redeem(judged.sparkSession, records, root=claims.root(config.kafka, home))
-    judge = partial(intake.judged, future_ms=int(config.signals.future_allowance_s * 1000))
-    found = judged.where(~claim).unionByName(judge(whole, max_bytes=config.kafka.max_claim_bytes))
+    future_ms = int(config.signals.future_allowance_s * 1000)
+    found = judged.where(~claim).unionByName(
+        intake.judged(whole, intake.Limits(max_bytes=config.kafka.max_claim_bytes, future_ms=future_ms))
+    )
     for fault, frame in lost.items():
-        found = found.unionByName(judge(frame, max_bytes=config.kafka.max_event_bytes).withColumn("reason", F.lit(fault)))
+        again = intake.judged(frame, intake.Limits(max_bytes=config.kafka.max_event_bytes, future_ms=future_ms))
+        found = found.unionByName(again.withColumn("reason", F.lit(fault)))
     return found
 
 

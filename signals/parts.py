@@ -26,7 +26,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
 from pipelines.storage import Home
@@ -252,6 +252,37 @@ def replace(
         rows = delta.committed(f"writing {name}", act)
     if told is not None and rows:
         told(pa.concat_tables(rows))
+
+
+def is_added(home: Home, name: str, transaction: tuple[str, int]) -> bool:
+    """Return whether a transaction, (application id, number), or a later one of its id is in a table."""
+    done = delta.open_table(home, name).transaction_version(transaction[0])
+    return done is not None and done >= transaction[1]
+
+
+def add(home: Home, name: str, parts: Sequence[Part], *, transaction: tuple[str, int]) -> None:
+    """Make files part of a table, together with the number of a transaction; without any file the number alone is written.
+
+    Args:
+        home: The deployment.
+        name: The table.
+        parts: The new files, from `write`.
+        transaction: (application id, number), which `is_added` then knows; one writer an id.
+
+    Raises:
+        ContractViolation, StorageFull, TransientError: As `replace`.
+    """
+    properties = CommitProperties(app_transactions=[Transaction(*transaction)])
+
+    def act() -> None:
+        table = delta.open_table(home, name)
+        actions: list[AddAction | RemoveAction] = [part.action() for part in parts]
+        table.create_write_transaction(
+            actions, "append", table.schema(), list(TABLES[name].partition_by), commit_properties=properties
+        )  # fmt: skip
+
+    with delta.boundary(delta.path(home, name)):
+        delta.committed(f"writing {name}", act)
 
 
 def overwrite(home: Home, name: str, parts: Sequence[Part], where: Sequence[tuple[str, str, str]]) -> None:

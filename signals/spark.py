@@ -5,6 +5,7 @@ that keep the tables readable by others (no deletion vectors, no column mapping)
 """
 
 import importlib.metadata
+import logging
 import os
 import re
 import sys
@@ -127,6 +128,8 @@ def session(config: SparkConfig, home: Home) -> Iterator[SparkSession]:
     (home.logs / "spark-log4j2.properties").write_text(LOG4J.format(folder=home.logs.absolute()), encoding="utf-8")
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # What a batch raises comes back as the query's failure and is said there, in one sentence; py4j would print it with its stack as well.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     builder = SparkSession.builder.appName("tidegate-signals").master(config.master)
     for name, value in settings(config, home, jars).items():
         builder = builder.config(name, value)

@@ -3,19 +3,21 @@
 A micro-batch is a commit to each table, all carrying (stream, batch) as a Delta transaction, so that a batch that is run again after a
 kill is written once to each, wherever the kill fell. Before the last it is accounted for by what the tables hold: per partition, rows of
 events and quarantine must equal end minus start and be as many as there are distinct offsets, or the ledger does not name the batch and the
-stream stops. Events are not cached: Spark's cache of parsed events costs more than parsing them, so the few that are not beyond doubt are
-read a second time.
+stream stops. The files are written by the tasks that read the records, events and refused ones alike; the driver commits them.
 
 Takes: a Spark session, settings, the deployment's home. Gives: how many rows went where. Leaves out: what is an event
 (`intake.py`), whether the start is allowed (`offsets.py`), rewards (`distil.py`).
 """
 
+import errno
 import functools
+import json
 import logging
 import operator
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,18 +25,25 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines import kafka
-from pipelines.errors import ConfigError, ContractViolation, StageError
+from pipelines.errors import ConfigError, ContractViolation, StageError, StorageFull
 from pipelines.storage import Home
-from signals import checks, claims, intake, lake, offsets
+from signals import checks, claims, intake, lake, offsets, parts
 from signals.config import SignalsConfig
 
 LOG: Final = logging.getLogger(__name__)
 STREAM: Final = "append"
+WRITTEN: Final = pa.schema([("name", pa.string()), ("part", pa.string())])
+"""What a task tells of a file: the table, and the part as JSON."""
+FULL: Final = "full"
+"""In place of a table: the disk is full, and what the task wrote is gone."""
+WAITING_BYTES: Final = 4 * parts.FILE_BYTES
+"""A task writes the rows it holds when they are so many bytes."""
 SECURITY: Final = {"security_protocol": "security.protocol", "sasl_mechanism": "sasl.mechanism"}
 SASL_LOGINS: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -108,14 +117,16 @@ class Sink:
             return
         planned = {partition: (starts.get(partition, 0), end) for partition, end in sorted(ends.items())}
         identity = offsets.transaction_id(stream)
-        # 1. What is an event beyond doubt, in one pass and without a cache; skipped by Delta when (stream, batch) was committed before.
-        limits = {"max_bytes": self.config.kafka.max_event_bytes, "future_ms": int(self.config.signals.future_allowance_s * 1000)}
-        self._commit(intake.plain(records, **limits), "events", identity, batch)
-        # 2. What no table holds now is read again, by its place, judged by the codec and written where it belongs.
+        limits = intake.Limits(
+            max_bytes=self.config.kafka.max_event_bytes, future_ms=int(self.config.signals.future_allowance_s * 1000)
+        )  # fmt: skip
+        # 1. Events and what is refused, in one pass without a cache; what (stream, batch) committed before is not written again.
+        self._write_parts(records, limits, (identity, batch))
+        # 2. What no table holds now names a file, or was lost from a table: read again, by its place, and written where it belongs.
         held = self._held(planned)
         rest = {partition: np.setdiff1d(np.arange(*bounds), np.concatenate(held[partition])) for partition, bounds in planned.items()}
         if any(map(len, rest.values())):
-            self._write_rest(intake.judged(_at(records, rest), **limits), identity, batch)
+            self._write_rest(intake.judged(_at(records, rest), limits), identity, batch)
             held = self._held(planned)
         rows = [self._booked(batch, partition, bounds, *held[partition]) for partition, bounds in planned.items()]
         # 3. The ledger last: what it names lies in the lake.
@@ -135,6 +146,24 @@ class Sink:
             for found in (lake.scan(self.home, name, ["partition", "offset"], condition) for name in ("events", "quarantine"))
         )
         return {part: (kept[1][kept[0] == part], refused[1][refused[0] == part]) for part in planned}
+
+    def _write_parts(self, records: DataFrame, limits: intake.Limits, transaction: tuple[str, int]) -> None:
+        """Write events and quarantine where the records are read, and add the files to each table that lacks the batch."""
+        lacking = [name for name in ("events", "quarantine") if not parts.is_added(self.home, name, transaction)]
+        if not lacking:
+            return
+        folders = {name: lake.path(self.home, name) for name in lacking}
+        told = intake.asked(records).mapInArrow(_writing(folders, limits), "name string, part string").collect()
+        written = {name: [parts.Part(**json.loads(row["part"])) for row in told if row["name"] == name] for name in lacking}
+        if full := next((row["part"] for row in told if row["name"] == FULL), None):
+            for name in lacking:
+                for part in written[name]:
+                    (folders[name] / part.path).unlink(missing_ok=True)
+            raise StorageFull(f"no space left to write events to {self.home.lake} ({full}); free some and run the same command again")
+        for name in lacking:
+            if written[name] or name == "events":
+                parts.add(self.home, name, written[name], transaction=transaction)
+                self.after(name)
 
     def _write_rest(self, judged: DataFrame, identity: str, batch: int) -> None:
         """Write to quarantine what is no event, and to events what is one after all or what a claim's file holds."""
@@ -183,6 +212,44 @@ class Sink:
         writer = frame.write.format("delta").mode("append").option("txnAppId", identity).option("txnVersion", str(batch))
         writer.option("mergeSchema", "true").save(str(lake.path(self.home, name)))
         self.after(name)
+
+
+def _writing(folders: Mapping[str, Path], limits: intake.Limits) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what a task does: judge its records and write them into files of the tables; those that name a file are left for later."""
+
+    def written(batches: Iterator[pa.RecordBatch], undo: ExitStack) -> Iterator[dict[str, str]]:
+        waiting: dict[str, list[pa.Table]] = {name: [] for name in folders}
+
+        def write(name: str) -> Iterator[dict[str, str]]:
+            for part in parts.write(folders[name], pa.concat_tables(waiting[name])):
+                undo.callback((folders[name] / part.path).unlink, missing_ok=True)
+                yield {"name": name, "part": json.dumps(part.dumped())}
+            waiting[name].clear()
+
+        for batch in batches:
+            judged = intake.judge(batch, limits)
+            refused = intake.refused_of(judged)
+            found = {"events": intake.events_of(judged), "quarantine": refused.filter(pc.invert(claims.are_claims(refused["raw"])))}
+            for name, rows in waiting.items():
+                rows.append(found[name])
+                if sum(table.nbytes for table in rows) >= WAITING_BYTES:
+                    yield from write(name)
+        for name, rows in waiting.items():
+            if rows:
+                yield from write(name)
+
+    def writing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with ExitStack() as undo:
+            try:
+                done = list(written(batches, undo))
+                undo.pop_all()
+            except OSError as error:  # Told and not raised: what a worker raises fills the logs, which are on the same disk.
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                done = [{"name": FULL, "part": str(error)}]
+        yield pa.RecordBatch.from_pylist(done, schema=WRITTEN)
+
+    return writing
 
 
 def _at(records: DataFrame, places: Mapping[int, np.ndarray]) -> DataFrame:

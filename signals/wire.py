@@ -1,19 +1,15 @@
 """How session events look as columns: one flat payload for all types, made from the models in `pipelines.events`.
 
-Takes: the payload models. Gives: Spark DDL for `from_json`, Arrow types for the lake, and the value rules (required fields,
-closed sets, ranges) that Spark checks as columns, so that the stream accepts what `pipelines.events` accepts.
-Leaves out: Spark itself (`intake.py`) and what the values mean.
+Takes: the payload models. Gives: Arrow types for the lake, and Spark DDL for `from_json`, which the bench compares with. Leaves out: Spark
+itself, and what the values mean.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
-import annotated_types
 import pyarrow as pa
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from pipelines.events import PAYLOADS, Client, Envelope
 
@@ -23,21 +19,6 @@ SCALARS: Final[dict[type, tuple[str, pa.DataType]]] = {
     float: ("DOUBLE", pa.float64()),
     str: ("STRING", pa.string()),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """What one field of an event must satisfy."""
-
-    field: str
-    required: bool
-    """Whether null is refused."""
-    values: tuple[str, ...] = ()
-    """The closed set of values; empty when open."""
-    at_least: float | None = None
-    at_most: float | None = None
-    min_chars: int | None = None
-    max_chars: int | None = None
 
 
 def scalar_type(annotation: Any) -> type:
@@ -56,35 +37,6 @@ def scalar_type(annotation: Any) -> type:
     if annotation in SCALARS:
         return annotation
     raise TypeError(f"{annotation!r} has no column type; payload fields are scalars (token arrays travel packed)")
-
-
-def _closed_set(annotation: Any) -> tuple[str, ...]:
-    if get_origin(annotation) in (Union, UnionType):
-        return next((found for part in get_args(annotation) if (found := _closed_set(part))), ())
-    if get_origin(annotation) is Literal:
-        return tuple(get_args(annotation))
-    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
-        return tuple(member.value for member in annotation)
-    return ()
-
-
-def rule(name: str, field: FieldInfo) -> Rule:
-    """Read the value rule of one model field."""
-    nullable = NoneType in get_args(field.annotation)
-    bounds: dict[str, Any] = {}
-    for item in field.metadata:
-        match item:
-            case annotated_types.Ge():
-                bounds["at_least"] = item.ge
-            case annotated_types.Le():
-                bounds["at_most"] = item.le
-            case annotated_types.MinLen():
-                bounds["min_chars"] = item.min_length
-            case annotated_types.MaxLen():
-                bounds["max_chars"] = item.max_length
-            case _:
-                raise TypeError(f"{name}: the stream cannot check {item!r}; use ge, le, min_length or max_length")
-    return Rule(field=name, required=field.is_required() and not nullable, values=_closed_set(field.annotation), **bounds)
 
 
 def _columns(model: type[BaseModel]) -> dict[str, type]:
@@ -131,14 +83,3 @@ def arrow_fields() -> list[pa.Field]:
     client = pa.struct([pa.field(name, SCALARS[kind][1]) for name, kind in _columns(Client).items()])
     payload = pa.struct([pa.field(name, SCALARS[kind][1]) for name, kind in payload_columns().items()])
     return [*scalars, pa.field("client", client), pa.field("payload", payload)]
-
-
-def envelope_rules() -> list[Rule]:
-    """Return the rules of the envelope and of `client`."""
-    rules = [rule(name, field) for name, field in Envelope.model_fields.items() if name != "client"]
-    return rules + [rule(f"client.{name}", field) for name, field in Client.model_fields.items()]
-
-
-def payload_rules() -> dict[str, list[Rule]]:
-    """Return the rules of each event type's payload fields, named `payload.<field>`."""
-    return {kind: [rule(f"payload.{name}", field) for name, field in model.model_fields.items()] for kind, model in PAYLOADS.items()}

@@ -175,7 +175,7 @@ def test_only_events_with_unknown_fields_keep_their_bytes(spark: Any, change: di
     raw = json.dumps(row).encode()
     stamp = datetime.fromtimestamp(T0 / 1000, UTC)
     frame = spark.createDataFrame([(b"s1", raw, "t", 0, 0, stamp)], RECORD)
-    (found,) = intake.judged(frame, max_bytes=10_000).select("reason", "original").collect()
+    (found,) = intake.judged(frame, intake.Limits(max_bytes=10_000)).select("reason", "original").collect()
     assert found["reason"] is None
     assert (bytes(found["original"]) if found["original"] is not None else None) == (raw if unknown else None)
 
@@ -187,7 +187,7 @@ def test_an_event_of_no_possible_policy_is_set_aside_by_client_and_stream_alike(
     assert isinstance(verdict, Rejected)
     assert (verdict.reason, verdict.detail.split(".")[-1]) == ("invalid_field", "policy_version")
     frame = spark.createDataFrame([(b"s1", raw, "t", 0, 0, NOW)], RECORD)
-    (found,) = intake.judged(frame, max_bytes=10_000).select("reason", "detail").collect()
+    (found,) = intake.judged(frame, intake.Limits(max_bytes=10_000)).select("reason", "detail").collect()
     assert tuple(found) == ("invalid_field", "policy_version")
 
 

@@ -282,3 +282,16 @@ def test_what_a_killed_run_left_is_deleted_with_old_versions_once_it_is_as_old(h
     assert maintenance.stale(home, LakeConfig()) == {"turns": [old]}
     assert (lake.path(home, "turns") / new).exists()
     assert [row[0] for row in held(home)] == ["a"]
+
+
+def test_added_files_carry_their_transaction_and_a_transaction_without_files_is_known_too(home: Home) -> None:
+    own = "append:x"
+    assert not parts.is_added(home, "turns", (own, 0))
+    parts.add(home, "turns", [], transaction=(own, 0))
+    assert parts.is_added(home, "turns", (own, 0))
+    assert not parts.is_added(home, "turns", (own, 1))
+    fresh = parts.write(lake.path(home, "turns"), rows("turns", [turn("a", 1), turn("b", 1, DAYS[1])]))
+    parts.add(home, "turns", fresh, transaction=(own, 4))
+    assert [parts.is_added(home, "turns", (own, number)) for number in (3, 4, 5)] == [True, True, False]
+    assert not parts.is_added(home, "turns", ("append:y", 0))
+    assert held(home) == [("a", "a-1", 1, DAYS[0]), ("b", "b-1", 1, DAYS[1])]

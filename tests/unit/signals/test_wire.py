@@ -30,14 +30,6 @@ def test_the_column_text_names_types_as_spark_does() -> None:
     assert ddl.endswith("_bad STRING")
 
 
-def test_rules_carry_requiredness_closed_sets_and_ranges() -> None:
-    rules = {rule.field: rule for rule in wire.payload_rules()["edit_survival"]}
-    assert rules["payload.survival_no_revert"] == wire.Rule(field="payload.survival_no_revert", required=True, at_least=0, at_most=1)
-    assert not rules["payload.branch_changed"].required
-    (decision,) = [rule for rule in wire.payload_rules()["edit_decided"] if rule.field == "payload.decision"]
-    assert decision.values == ("accepted", "rejected", "partly", "undone")
-
-
 def test_a_field_that_is_no_scalar_is_refused() -> None:
     with pytest.raises(TypeError, match="scalars"):
         wire.scalar_type(list[int])
