@@ -8,6 +8,7 @@ themselves (`bench_worker.py`, `bench_trl.py`), words and pictures (`bench_repor
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -52,7 +53,8 @@ class Plan:
     adapter: str = "full"
     dtype: str = "bf16"
     max_tokens: int = 2048
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool = True
+    """As TRL has it at its defaults; without it, TRL needs more than 20 GB for these rows."""
     grid: bool = False
     """Also {padded, packed} x {plain, fused} x {all, trained}."""
     ranks: bool = True
@@ -61,13 +63,18 @@ class Plan:
     """Also TRL, where it is installed."""
 
 
+WITHOUT_TRL: Final = (
+    "TRL was not measured: it is no dependency. `uv pip install --target DIR --no-deps trl datasets dill multiprocess xxhash`, then "
+    "PYTHONPATH=DIR tidegate bench trainer"
+)
 EXACT_ROWS: Final = 4
 """Rows whose gradient is compared in fp32."""
 RANKS_EVERY: Final = 2
 """One and two ranks with a thread each share out every other row: a ratio, and the same spread of lengths at half the time."""
 
 
-def _task(plan: Plan, way: str, histogram: str) -> Task:
+def task_of(plan: Plan, way: str, histogram: str) -> Task:
+    """Return what one way is to do."""
     return Task(
         way=way, histogram=histogram, rows=plan.rows, checkpoint=str(plan.checkpoint), adapter=plan.adapter, dtype=plan.dtype,
         threads=plan.threads, repeats=plan.trl_repeats if way == "trl" else plan.repeats, max_tokens=plan.max_tokens,
@@ -75,10 +82,15 @@ def _task(plan: Plan, way: str, histogram: str) -> Task:
     )  # fmt: skip
 
 
-def run_task(task: Task, folder: Path, *, ranks: int = 1) -> list[dict[str, Any]] | None:
-    """Run one way in its own process (or ranks); returns what each rank found, None for TRL where it is not installed.
+class NotMeasured(TerminalError):
+    """TRL could not be measured here; the bench goes on without."""
+
+
+def run_task(task: Task, folder: Path, *, ranks: int = 1) -> list[dict[str, Any]]:
+    """Run one way in its own process (or ranks); returns what each rank found.
 
     Raises:
+        NotMeasured: TRL is not installed, or was killed, as Linux does to the largest process when memory runs out.
         TerminalError: The process failed; its last lines are in the message.
     """
     path = folder / f"{task.histogram}-{task.way}-{task.dtype}-{ranks}.json"
@@ -91,7 +103,9 @@ def run_task(task: Task, folder: Path, *, ranks: int = 1) -> list[dict[str, Any]
     results = [path.with_name(f"{path.stem}-result-{rank}.json") for rank in range(ranks)]
     if done.returncode or not all(result.exists() for result in results):
         if task.way == "trl" and "ModuleNotFoundError" in done.stderr:
-            return None
+            raise NotMeasured(WITHOUT_TRL)
+        if task.way == "trl" and done.returncode == -signal.SIGKILL:
+            raise NotMeasured(f"TRL was killed on {task.histogram}, probably for want of memory; fewer --rows need less")
         raise TerminalError(f"measuring {task.way} on {task.histogram} failed: ...{done.stderr.strip()[-1500:]}")
     return [json.loads(result.read_bytes()) for result in results]
 
@@ -150,10 +164,10 @@ def gradient_error(rough: dict[str, list[float]], exact: dict[str, list[float]])
 
 def _rank_scaling(plan: Plan, histogram: str, folder: Path, *, advance: Callable[[int], None]) -> float:
     """Return how many times as fast two ranks of one thread are as one, on every other row; at the median of their repeats."""
-    task = replace(_task(plan, "ours", histogram), threads=1, every=RANKS_EVERY, exact_rows=0)
+    task = replace(task_of(plan, "ours", histogram), threads=1, every=RANKS_EVERY, exact_rows=0)
     seconds: list[float] = []
     for ranks in (1, 2):
-        found = run_task(task, folder, ranks=ranks) or []
+        found = run_task(task, folder, ranks=ranks)
         seconds.append(statistics.median(figures(found, ("step",), trained=1, total=1, threads=1)["seconds"]))
         advance(1)
     return seconds[0] / seconds[1]
@@ -164,9 +178,13 @@ def measure(plan: Plan, histogram: str, folder: Path, *, vocabulary: int, advanc
     rows = bench_rows.rows(histogram, number=plan.rows, vocabulary=vocabulary)
     trained, total = sum(len(row.trained) for row in rows), sum(map(tokens_of, rows))
     found: dict[str, list[dict[str, Any]]] = {}
+    left_out: dict[str, str] = {}
     for way in (*WAYS, *(GRID if plan.grid else ())):
-        if (way != "trl" or plan.trl) and (ranks := run_task(_task(plan, way, histogram), folder)) is not None:
-            found[way] = ranks
+        try:
+            if way != "trl" or plan.trl:
+                found[way] = run_task(task_of(plan, way, histogram), folder)
+        except NotMeasured as reason:
+            left_out[way] = str(reason)
         advance(1)
     parts = {way: (way, ("step",)) for way in found} | {"ours_reference": ("ours", ("step", "reference"))}
     ways = {
@@ -186,6 +204,7 @@ def measure(plan: Plan, histogram: str, folder: Path, *, vocabulary: int, advanc
         "gradient_parity_max_abs": exact["ours"][0],
         "gradient_parity_relative": {way: gap[1] for way, gap in exact.items() if way != "bare_single"},
         "gradient_error": rough,
+        "left_out": left_out,
         "bare_way": bare,
         "share_of_bare": {way: ways[way]["trained_tok_s"] / ways[bare]["trained_tok_s"] for way in BARE_GOAL},
         "ways": ways,

@@ -14,10 +14,6 @@ NAMES: Final = {
 }  # fmt: skip
 BUSY: Final = 0.9
 """Below this share of its threads' time a way did not have the machine for itself."""
-WITHOUT_TRL: Final = (
-    "TRL was not measured: it is no dependency. `uv pip install --target DIR --no-deps trl datasets dill multiprocess xxhash`, then "
-    "PYTHONPATH=DIR tidegate bench trainer"
-)
 
 
 def text(done: Mapping[str, Any]) -> str:
@@ -49,8 +45,7 @@ def text(done: Mapping[str, Any]) -> str:
         lines.append(
             f"the machine was busy: a way got less than {BUSY:.0%} of its threads' time, so speeds are lower than they are on a free one"
         )
-    if all(done[histogram]["trained_tok_s"]["trl"] is None for histogram in done["goals"]):
-        lines.append(WITHOUT_TRL)
+    lines += dict.fromkeys(reason for histogram in done["goals"] for reason in done[histogram]["left_out"].values())
     return "\n".join(lines)
 
 

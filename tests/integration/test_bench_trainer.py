@@ -46,8 +46,19 @@ def test_points_of_the_grid_and_adapters_have_one_gradient(tiny_folder: Path, tm
     ways = ("bare_single", "padded-fused-all", "packed-plain-trained")
     gradients = {way: bench_worker.plain(replace(plain, way=way))["gradients"] for way in ways}
     ranks = bench.run_task(replace(plain, way="ours", exact_rows=5), tmp_path)
-    assert ranks is not None
     gradients["ours"] = ranks[0]["gradients"]
     assert {name.rsplit(".", 4)[-4] for name in gradients["ours"]} == {"q_proj", "down_proj"}
     for way in ("ours", "padded-fused-all", "packed-plain-trained"):
         assert bench.gradient_gap(gradients[way], gradients["bare_single"])[1] < 1e-4, way
+
+
+def test_a_library_that_is_not_there_or_is_killed_for_its_memory_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = bench.Plan(checkpoint=tmp_path, histograms=("trained10",))
+    with pytest.raises(bench.NotMeasured, match="no dependency"):
+        bench.run_task(bench.task_of(plan, "trl", "trained10"), tmp_path)
+    (tmp_path / "datasets.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")  # TRL's first import
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(bench.NotMeasured, match="TRL was killed on trained10, probably for want of memory"):
+        bench.run_task(bench.task_of(plan, "trl", "trained10"), tmp_path)
