@@ -8,6 +8,7 @@ Takes: Kafka records. Gives: rows (session, turn, outcome, reason, reward). Leav
 """
 
 import pickle
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -71,6 +72,7 @@ def _recompute(
     config: RewardsConfig, *, max_bytes: int, now_ms: int
 ) -> Callable[[tuple[str], Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]:
     def recompute(_key: tuple[str], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.")  # of pandas, about what Spark does with the rows
         seen: list[bytes] = pickle.loads(state.get[0]) if state.exists else []
         for frame in frames:
             seen += [bytes(value) for value in frame["value"]]
