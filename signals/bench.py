@@ -113,7 +113,14 @@ def _passthrough(running: SparkSession, config: SignalsConfig, home: Home, _work
     return {}
 
 
+def _forget(_number: int) -> None:
+    from signals import followup_scoring
+
+    followup_scoring.forget()
+
+
 def _pipeline(running: SparkSession, config: SignalsConfig, home: Home, _work: Home) -> dict[str, float]:
+    running.sparkContext.parallelize([0], 1).foreach(_forget)  # messages of an earlier round: in life nearly all are new
     clock, totals = job.Clock(), stream.Totals()
     with clock.part("append"):
         stream.prepare(config, home, resume=False, accept_gap=False)

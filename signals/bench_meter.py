@@ -40,16 +40,16 @@ def memory(root: int, without: frozenset[int]) -> dict[str, int]:
     return found
 
 
-def processor_s(root: int, without: frozenset[int]) -> float:
-    """Return the processor time that a tree has used so far, ended children included, seconds."""
-    total = 0.0
+def processor_s(root: int, without: frozenset[int]) -> dict[tuple[int, float], float]:
+    """Return the processor time of each process of a tree so far, seconds, by its id and when it began."""
+    found: dict[tuple[int, float], float] = {}
     for process in tree(root, without):
         try:
             times = process.cpu_times()
+            found[process.pid, process.create_time()] = times.user + times.system
         except psutil.NoSuchProcess:
             continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
+    return found
 
 
 @dataclass(slots=True)
@@ -72,6 +72,8 @@ class Meter:
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._lock = threading.Lock()
         self._open: list[Reading] = []
+        self._used: dict[tuple[int, float], float] = {}
+        """Also of processes that ended: Spark replaces its Python workers, and their parent may not have waited for them."""
         self.peak = 0
         """Largest sum of resident bytes seen."""
 
@@ -89,26 +91,33 @@ class Meter:
 
     def look(self) -> None:
         """Take one sample now."""
-        found = memory(self._root, self._without)
+        found, used = memory(self._root, self._without), processor_s(self._root, self._without)
         total = sum(found.values())
         with self._lock:
+            self._used |= used
             self.peak = max(self.peak, total)
             for reading in self._open:
                 if total > reading.peak_rss_bytes:
                     reading.peak_rss_bytes, reading.peak_by_kind = total, found
 
+    def _processor_s(self) -> float:
+        """Return the processor time that the tree has used so far, seconds; what a process does in its last moments is not seen."""
+        self.look()
+        with self._lock:
+            return sum(self._used.values())
+
     @contextmanager
     def reading(self) -> Iterator[Reading]:
         """Measure the block; the reading is complete when the block ends."""
         reading = Reading()
+        cpu = self._processor_s()
         with self._lock:
             self._open.append(reading)
-        begun, cpu = time.monotonic(), processor_s(self._root, self._without)
+        begun = time.monotonic()
         try:
             yield reading
         finally:
             reading.seconds = time.monotonic() - begun
-            reading.cpu_s = max(0.0, processor_s(self._root, self._without) - cpu)
-            self.look()
+            reading.cpu_s = self._processor_s() - cpu
             with self._lock:
                 self._open.remove(reading)

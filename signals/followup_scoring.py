@@ -99,3 +99,8 @@ def scorer() -> Scorer:
     if not _READY:
         _READY.append(Scorer(followups.head()))
     return _READY[0]
+
+
+def forget() -> None:
+    """Let this process forget the texts it has seen, as a new one would not know them."""
+    _READY.clear()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from pipelines.storage import write_atomic
 from pipelines.terminal import progress
 from trainer import bench_rows, planner
 from trainer.bench_rows import Task
-from trainer.launch import environment
+from trainer.launch import environment, terminate_with
 from trainer.packing import tokens_of
 
 GRID: Final = tuple(
@@ -97,9 +98,13 @@ def run_task(task: Task, folder: Path, *, ranks: int = 1) -> list[dict[str, Any]
     write_atomic(path, json.dumps(asdict(task)).encode())
     words = [sys.executable, "-m"]
     if task.way.startswith("ours"):
-        words += ["torch.distributed.run", "--standalone", "--nnodes=1", f"--nproc-per-node={ranks}", "-m"]
+        own = [f"--log-dir={path.with_suffix('')}", "--nnodes=1", f"--nproc-per-node={ranks}"]  # else it leaves a temporary folder behind
+        words += ["torch.distributed.run", "--standalone", *own, "-m"]
     words += ["trainer.bench_trl" if task.way == "trl" else "trainer.bench_worker", str(path)]
-    done = subprocess.run(words, env=environment(threads=task.threads), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, env=environment(threads=task.threads), capture_output=True, text=True, check=False,
+        preexec_fn=partial(terminate_with, os.getpid()),
+    )  # fmt: skip
     results = [path.with_name(f"{path.stem}-result-{rank}.json") for rank in range(ranks)]
     if done.returncode or not all(result.exists() for result in results):
         if task.way == "trl" and "ModuleNotFoundError" in done.stderr:

@@ -59,7 +59,7 @@ def orphaned() -> bool:
         return True
 
 
-def _terminate_with(parent: int) -> None:
+def terminate_with(parent: int) -> None:
     """Ask, in the child, to be ended with its parent, which may be gone already."""
     die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
@@ -101,7 +101,7 @@ def ranks_of(folder: Path, settings: UpdateConfig) -> Iterator[subprocess.Popen[
     with (folder / LOG).open("ab") as output:
         ranks = subprocess.Popen(
             command(folder, settings), env=environment(threads=settings.threads_per_rank) | own, stdout=output, stderr=output,
-            stdin=subprocess.DEVNULL, preexec_fn=partial(_terminate_with, os.getpid()),  # noqa: PLW1509  two system calls, no lock is taken
+            stdin=subprocess.DEVNULL, preexec_fn=partial(terminate_with, os.getpid()),  # noqa: PLW1509  two system calls, no lock is taken
         )  # fmt: skip
         try:
             yield ranks

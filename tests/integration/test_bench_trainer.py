@@ -1,11 +1,14 @@
 """`tidegate bench trainer` as a person runs it, on a tiny model: real processes, real DeepSpeed, small enough to be quick."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from trainer import bench, bench_worker
@@ -16,8 +19,13 @@ from trainer.bench_rows import Task
 def test_the_bench_measures_every_way_and_all_of_them_have_the_same_gradient(tiny_folder: Path, tmp_path: Path) -> None:
     options = ["--rows", "6", "--repeats", "1", "--threads", "1", "--histograms", "trained10", "--no-trl", "--checkpoint", str(tiny_folder)]
     command = [sys.executable, "-m", "deploy", "bench", "trainer", *options, "--work", str(tmp_path / "work"), "--json"]
-    ran = subprocess.run([*command, "--plot", str(tmp_path / "b.svg")], capture_output=True, text=True, check=False, cwd=tmp_path)
+    (own := tmp_path / "own").mkdir()
+    ran = subprocess.run(
+        [*command, "--plot", str(tmp_path / "b.svg")], capture_output=True, text=True, check=False, cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(own)},
+    )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-2000:]
+    assert [path for path in own.iterdir() if path.name.startswith("torchelastic")] == []
     done = json.loads(ran.stdout)
     block = done["trained10"]
     assert block["gradient_parity_max_abs"] < 1e-5
@@ -62,3 +70,14 @@ def test_a_library_that_is_not_there_or_is_killed_for_its_memory_is_left_out_wit
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(bench.NotMeasured, match="TRL was killed on trained10, probably for want of memory"):
         bench.run_task(bench.task_of(plan, "trl", "trained10"), tmp_path)
+
+
+def test_what_is_being_measured_ends_with_the_bench(tiny_folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "deploy", "bench", "trainer", "--checkpoint", str(tiny_folder), "--work", str(tmp_path / "work")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
+        until = time.monotonic() + 60
+        while not (workers := psutil.Process(running.pid).children(recursive=True)) and time.monotonic() < until:
+            time.sleep(0.1)
+        running.kill()
+    assert workers
+    assert psutil.wait_procs(workers, timeout=20)[1] == []

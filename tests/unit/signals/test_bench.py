@@ -107,7 +107,10 @@ def test_the_meter_sees_a_childs_memory_and_processor_time_and_leaves_out_what_i
     assert child.stdout.readline() == b"ready\n"
     everything, without = bench_meter.memory(os.getpid(), frozenset()), bench_meter.memory(os.getpid(), frozenset({child.pid}))
     assert everything["python"] - without["python"] > 70_000_000
-    assert bench_meter.processor_s(os.getpid(), frozenset()) - bench_meter.processor_s(os.getpid(), frozenset({child.pid})) > 0.02
+    used = bench_meter.processor_s(os.getpid(), frozenset())
+    own = [pid for pid, _ in used.keys() - bench_meter.processor_s(os.getpid(), frozenset({child.pid})).keys()]
+    assert own == [child.pid]
+    assert max(seconds for (pid, _), seconds in used.items() if pid == child.pid) > 0.02
     child.communicate(b"\n")
 
 
@@ -117,6 +120,17 @@ def test_a_reading_covers_its_block() -> None:
             time.sleep(0.25)
         assert 0.25 <= reading.seconds < 5
         assert 0 < reading.peak_rss_bytes <= meter.peak
+
+
+def test_processor_time_of_a_process_that_ends_is_counted_once_and_not_taken_back() -> None:
+    busy = "import time\nwhile time.process_time() < 0.6: pass\ntime.sleep(0.5)"
+    with bench_meter.Meter(os.getpid()) as meter:
+        with meter.reading() as first:
+            subprocess.run([sys.executable, "-c", busy], check=True)
+        with meter.reading() as second:
+            time.sleep(0.25)
+    assert 0.6 <= first.cpu_s < 1.5
+    assert 0 <= second.cpu_s < 0.3
 
 
 def test_per_group_python_gives_the_turns_of_the_plain_rules_and_passes_over_what_is_no_event() -> None:
