@@ -10,6 +10,7 @@ Leaves out: figures and plots (`followup_report.py`), using the head (`followups
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,15 +21,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipelines.errors import ConfigError
 from signals import followups
-from signals.followup_cues import NAMES, UNIT
-from signals.followup_scoring import DIM, Row, Scorer
+from signals.followup_cues import BUCKETS, NAMES, UNIT, WORD_UNIT
+from signals.followup_scoring import DIM, Row, Scorer, word_matrix
 
 LABELLED: Final = Path(__file__).parent / "data" / "followups.jsonl"
 FOLDS: Final = 10
-PENALTIES: Final = (1.0, 3.0, 10.0)
+PENALTIES: Final = (0.75, 1.5, 3.0)
 """L2 penalties to choose from by out-of-fold log loss."""
-EMBEDDING_SCALE: Final = 3.0
-"""Components of a unit vector are small; scaled so that one penalty fits embedding, cues and behaviour."""
+EMBEDDING_SCALE: Final = 1.4
+WORD_SCALE: Final = 1.0
+PAIR_SCALE: Final = 0.5
+"""How far each kind of feature is trusted under one penalty, found out of fold on the fit rows: a pair of cues should add little to what
+both say alone."""
 STEP: Final = 2.0**-20
 """What one step of the whole-number sum is worth."""
 PLATT_PENALTY: Final = 1e-3
@@ -108,8 +112,10 @@ def labels_digest(rows: Sequence[Labelled]) -> str:
 
 
 def scales(behaviours: int) -> Array:
-    """Return what brings each feature to a common size: [DIM + surface + behaviour]."""
-    return np.concatenate([np.full(DIM, EMBEDDING_SCALE / followups.SCALE), np.full(len(NAMES) + behaviours, 1.0 / UNIT)])
+    """Return what brings each feature to a common size: [DIM + surface + words + behaviour]."""
+    cues = np.array([PAIR_SCALE / UNIT if "+" in name else 1.0 / UNIT for name in NAMES])
+    parts = np.full(DIM, EMBEDDING_SCALE / followups.SCALE), cues, np.full(BUCKETS, WORD_SCALE / WORD_UNIT), np.full(behaviours, 1.0 / UNIT)
+    return np.concatenate(parts)
 
 
 def sigmoid(z: Array) -> Array:
@@ -117,13 +123,14 @@ def sigmoid(z: Array) -> Array:
     return np.where(z >= 0, 1.0, np.exp(-np.abs(z))) / (1.0 + np.exp(-np.abs(z)))
 
 
-def logistic(x: Array, y: Array, penalty: float) -> Array:
+def logistic(x: Array, y: Array, penalty: float, *, weight: Array | None = None) -> Array:
     """Fit penalised logistic regression by Newton's method.
 
     Args:
         x: [N, F] features.
         y: [N] labels in {0, 1}.
         penalty: L2 on all coefficients but the intercept.
+        weight: [N] what each row counts; None: 1.
 
     Returns:
         [F + 1]: intercept, then coefficients.
@@ -132,11 +139,12 @@ def logistic(x: Array, y: Array, penalty: float) -> Array:
     ridge = np.full(design.shape[1], penalty)
     ridge[0] = 0.0
     w = np.zeros(design.shape[1])
+    counts = np.ones(len(x)) if weight is None else weight
     for _ in range(50):
         p = sigmoid(design @ w)
-        hessian = (design * np.maximum(p * (1 - p), 1e-9)[:, None]).T @ design
+        hessian = (design * (counts * np.maximum(p * (1 - p), 1e-9))[:, None]).T @ design
         hessian[np.diag_indices_from(hessian)] += ridge
-        step = np.linalg.solve(hessian, design.T @ (p - y) + ridge * w)
+        step = np.linalg.solve(hessian, design.T @ (counts * (p - y)) + ridge * w)
         w = w - step
         if np.abs(step).max() < 1e-8:
             break
@@ -148,12 +156,22 @@ def folds(families: Sequence[str]) -> Array:
     return np.array([int(hashlib.sha256(family.encode()).hexdigest(), 16) % FOLDS for family in families])
 
 
-def out_of_fold(x: Array, y: Array, fold: Array, penalty: float) -> Array:
+def weights(families: Sequence[str]) -> Array:
+    """Return what each row counts in a fit: [N], 1 in the mean.
+
+    An idea counts as the root of its wordings, since they are not new evidence each; without it the most worded ideas decide.
+    """
+    sizes = Counter(families)
+    raw = np.array([sizes[family] ** -0.5 for family in families])
+    return raw / raw.mean()
+
+
+def out_of_fold(x: Array, y: Array, fold: Array, penalty: float, *, weight: Array | None = None) -> Array:
     """Return for every row its score from a fit without its fold: [N]."""
     scores = np.empty(len(y))
     for number in np.unique(fold):
         inside = fold == number
-        w = logistic(x[~inside], y[~inside], penalty)
+        w = logistic(x[~inside], y[~inside], penalty, weight=None if weight is None else weight[~inside])
         scores[inside] = w[0] + x[inside] @ w[1:]
     return scores
 
@@ -190,10 +208,12 @@ def head_of(w: Array, scale: Array, calibration: tuple[float, float]) -> followu
     """Return a head in whole numbers from fitted weights [1 + F], the scales of features [F], and a calibration."""
     whole = [round(value) for value in (w[1:] * scale / STEP).tolist()]
     slope, offset = calibration
+    cues = DIM + len(NAMES)
     return followups.Head(
         embedding=tuple(whole[:DIM]),
-        surface=tuple(whole[DIM : DIM + len(NAMES)]),
-        behaviour=tuple(whole[DIM + len(NAMES) :]),
+        surface=tuple(whole[DIM:cues]),
+        words=tuple(whole[cues : cues + BUCKETS]),
+        behaviour=tuple(whole[cues + BUCKETS :]),
         intercept=round(float(w[0]) / STEP),
         unit=STEP,
         slope=round(slope, 6),
@@ -212,16 +232,20 @@ def examples(rows: Sequence[Labelled]) -> tuple[Array, Array, Array]:
     """Return scaled features [N, F], labels [N] and the scales [F]."""
     scale = scales(len(followups.BEHAVIOUR))
     blank = head_of(np.zeros(len(scale) + 1), scale, (1.0, 0.0))
-    x = Scorer(blank).matrix([row.row() for row in rows]) * scale
+    asked = [row.row() for row in rows]
+    cues = DIM + len(NAMES)
+    rest = Scorer(blank).matrix(asked)
+    x = np.concatenate([rest[:, :cues], word_matrix(asked), rest[:, cues:]], axis=1) * scale
     return x, np.array([float(row.dissatisfied) for row in rows]), scale
 
 
-def _choose(x: Array, y: Array, fold: Array, progress: Callable[[str], None]) -> tuple[float, Array, tuple[float, float]]:
+def _choose(x: Array, y: Array, families: Sequence[str], progress: Callable[[str], None]) -> tuple[float, Array, tuple[float, float]]:
     """Return the penalty with the least out-of-fold log loss, its out-of-fold scores and their calibration."""
     tried: list[tuple[float, float, Array]] = []
+    fold, weight = folds(families), weights(families)
     for penalty in PENALTIES:
         progress(f"penalty {penalty:g}")
-        scores = out_of_fold(x, y, fold, penalty)
+        scores = out_of_fold(x, y, fold, penalty, weight=weight)
         tried.append((log_loss(sigmoid(scores), y), penalty, scores))
     _, penalty, scores = min(tried, key=lambda item: item[:2])
     return penalty, scores, platt(scores, y)
@@ -238,16 +262,17 @@ def fit(rows: Sequence[Labelled], *, progress: Callable[[str], None] = lambda _:
 
     progress("embedding")
     x, y, scale = examples(rows)
-    fold = folds([row.family for row in rows])
+    families = [row.family for row in rows]
+    known = [row.family for row in rows if row.split == "fit"]
     inside = np.array([row.split == "fit" for row in rows])
-    penalty, _, calibration = _choose(x[inside], y[inside], fold[inside], progress)
-    tested = head_of(logistic(x[inside], y[inside], penalty), scale, calibration)
+    penalty, _, calibration = _choose(x[inside], y[inside], known, progress)
+    tested = head_of(logistic(x[inside], y[inside], penalty, weight=weights(known)), scale, calibration)
     held_out = np.array(Scorer(tested).score([row.row() for row in rows if row.split == "held_out"]))
-    penalty, scores, calibration = _choose(x, y, fold, progress)
+    penalty, scores, calibration = _choose(x, y, families, progress)
     calibrated = sigmoid(calibration[0] * scores + calibration[1])
     threshold = round(best_threshold(calibrated, y), 4)
     head = replace(
-        head_of(logistic(x, y, penalty), scale, calibration),
+        head_of(logistic(x, y, penalty, weight=weights(families)), scale, calibration),
         penalty=penalty,
         threshold=threshold,
         tpr=round(float((calibrated[y == 1] >= threshold).mean()), 4),
@@ -263,6 +288,7 @@ def as_json(head: followups.Head) -> str:
     content: Mapping[str, Any] = {
         "embedding": list(head.embedding),
         "surface": dict(zip(NAMES, head.surface, strict=True)),
+        "words": list(head.words),
         "behaviour": dict(zip(followups.BEHAVIOUR, head.behaviour, strict=True)),
         **{name: getattr(head, name) for name in ("intercept", "unit", "slope", "offset", "threshold", "tpr", "fpr", "penalty")},
         "encoder_sha256": head.encoder_sha256,

@@ -1,13 +1,18 @@
-"""What a follow-up shows on its surface: cue phrases, pasted output, shape, and how much of it repeats the message before.
+"""What a follow-up shows on its surface: cue phrases and words, pasted output, shape, and how much of it repeats the message before.
 
 Phrases say what the embedding of a whole sentence blurs: who did what ("you deleted", "I said"), that something goes on ("still"), that a
-topic is new. One phrase decides nothing; the head weighs them together with the embedding (`followups.py`).
+topic is new. Two together can say another thing than each alone ("thanks, but"). All words are counted by a hash, whole and by their
+beginning, so that endings matter less. No phrase or word decides anything; the head weighs all together with the embedding
+(`followups.py`).
 
 Takes: the text of a message and of the one before. Gives: small whole numbers, the same on every machine.
 Leaves out: the embedding (`followup_encoder.py`), weights and probabilities (`followups.py`).
 """
 
 import re
+import zlib
+from functools import lru_cache
+from math import isqrt
 from typing import Final
 
 from signals.followup_phrases import PHRASES
@@ -22,6 +27,16 @@ MAX_WORDS: Final = 4
 """Words of the longest phrase."""
 MAX_CHARACTERS: Final = 6
 """Characters of the longest phrase in a language without spaces."""
+BUCKETS: Final = 1024
+"""Words are told apart by a hash into this many."""
+WORD_CHARS: Final = 240
+"""Words are counted in the start of a message; what follows is mostly pasted."""
+STEM: Final = 4
+"""Characters of a word's beginning."""
+WORD_UNIT: Final = 64
+"""What a message's words amount to together, so that a long message is not certain because it is long."""
+FEW_WORDS: Final = 4
+"""Fewer distinct buckets than this count as so many: one word alone is no certainty."""
 
 APOSTROPHES: Final = re.compile("['’`´]")
 SEPARATORS: Final = re.compile(r"[\s!-/:-@\[-_{-~«»„“”…。，！？、：；（）¿¡「」・]+")
@@ -29,8 +44,10 @@ UNSPACED: Final = re.compile("[぀-ヿ㐀-鿿豈-﫿]+")
 ANSI: Final = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
 PASTED: Final = re.compile(
     r"""^\s*(?:
-      Traceback\ \(|File\ ".*",\ line|at\ [\w.$<>]+\s?\(|at\ \S+:\d+|\w*(?:Error|Exception|Rejection)\b:?|panic:|fatal:|E\s{2,}|
-      \$\ |➜\ |>\ |\w+:\ command\ not\ found|bash:|zsh:|sh:\ |npm\ ERR!|error(?:\[\w+\])?:|ERROR|FAIL|---\ FAIL|BUILD\ FAIL|\#\#\[|
+      Traceback\ \(|File\ ".*",\ line|at\ [\w.$<>]+\s?\(|at\ \S+:\d+|[\w.$]*\w(?:Error|Exception|Rejection|Violation)\b|
+      (?:Error|Exception):|panic:|goroutine\ \d|fatal:|E\s{2,}|CONFLICT\ \(|make(?:\[\d+\])?:|PHP\ \w+\ error|\S+\(\d+,\d+\):|
+      dial\ tcp|\$\ |➜\ |>\ |[│❌✗✓]|\w+:\ command\ not\ found|bash:|zsh:|sh:\ |npm\ ERR!|error(?:\[\w+\])?:|ERROR|FAIL|---\ FAIL|
+      BUILD\ FAIL|\#\#\[|
       \[ERROR\]|={3,}|-->|✕|●|×|Found\ \d+\ error|Tests?:|\d+\ (?:failed|passed|errors?)\b|Process\ completed|\S+\.\w{1,4}:\d+(?::\d+)?:?\ |
       exit\ (?:code|status)|WARN|INFO|DEBUG|Uncaught|Caused\ by|segfault|Segmentation
     )""",
@@ -40,7 +57,8 @@ PASTED: Final = re.compile(
 BROKEN: Final = re.compile(
     r"(?:\w(?:Error|Exception|Rejection)\b|\berror(?:\[\w+\])?: |\bERROR\b|\bFAIL(?:ED|URE)?\b|\b[1-9]\d* (?:failed|errors?)\b|npm ERR!|✕|"
     r"panic:|fatal:|command not found|no encontrada|introuvable|nicht gefunden|未找到命令|Permission denied|did not complete successfully|"
-    r"exit (?:code|status):? ?[1-9]|Found [1-9]\d* errors?|Traceback|Segmentation|segfault|CONFLICT \()"
+    r"exit (?:code|status):? ?[1-9]|CrashLoop|unhealthy|EADDRINUSE|[Cc]onnection refused|undefined reference|unrecognized option|"
+    r"undeclared|Found [1-9]\d* errors?|Traceback|Segmentation|segfault|CONFLICT \()"
 )
 """Output that tells of a failure."""
 CLEAN: Final = re.compile(
@@ -51,6 +69,21 @@ CLEAN: Final = re.compile(
 CUES: Final = tuple(PHRASES)
 OPENERS: Final = ("no", "still", "wrong", "praise", "onward", "request", "question", "not", "undo", "stop", "you_did", "almost")
 """Cues whose place at the very start of the message is a feature of its own."""
+PAIRS: Final = tuple(
+    (one, other)
+    for one, others in (
+        ("praise", "almost broken not request onward sarcasm"),
+        ("resolved", "almost not broken still"),
+        ("not", "broken request condition report topic verb"),
+        ("request", "broken wrong undo expected i_said still"),
+        ("broken", "condition topic question own report verb onward"),
+        ("wrong", "own verb"),
+        ("question", "you_did"),
+        ("no", "almost"),
+    )
+    for other in others.split()
+)
+"""Cues that together say another thing than each alone: thanks with a "but", not broken any more, broken when, wrong and mine."""
 SHAPES: Final = (
     "length",
     "lines",
@@ -67,7 +100,7 @@ SHAPES: Final = (
     "many_marks",
 )
 REPEATS: Final = ("jaccard", "contained", "same", "novel_short")
-NAMES: Final = (*CUES, *(f"{name}_first" for name in OPENERS), *SHAPES, *REPEATS)
+NAMES: Final = (*CUES, *(f"{name}_first" for name in OPENERS), *(f"{one}+{other}" for one, other in PAIRS), *SHAPES, *REPEATS)
 """All surface features, in order; each a whole number in [0, UNIT]."""
 
 
@@ -85,6 +118,7 @@ def _index() -> tuple[dict[str, int], dict[str, int]]:
 
 
 SPACED, UNSPACED_PHRASES = _index()
+PAIR_BITS: Final = tuple(1 << CUES.index(one) | 1 << CUES.index(other) for one, other in PAIRS)
 
 
 def cleaned(text: str) -> str:
@@ -120,6 +154,23 @@ def cue_bits(normalised: str) -> tuple[int, int]:
             if start == 0 and run.start() == 1:
                 first |= found
     return bits, first
+
+
+@lru_cache(maxsize=8192)
+def word_buckets(word: str) -> tuple[int, ...]:
+    """Return the buckets of a word: itself and its beginning, or of text without spaces each one, two and three characters."""
+    if UNSPACED.search(word) is None:
+        parts = [f"w{word}", f"p{word[:STEM]}"]
+    else:
+        runs = UNSPACED.findall(word)
+        parts = [run[start : start + size] for run in runs for size in (1, 2, 3) for start in range(len(run) - size + 1)]
+    return tuple(zlib.crc32(part.encode()) % BUCKETS for part in parts)
+
+
+def words(normalised: str) -> tuple[set[int], int]:
+    """Return the buckets that hold a word of the start of a normalised text, and what each counts: WORD_UNIT / sqrt(how many they are)."""
+    buckets = {bucket for word in normalised[:WORD_CHARS].split() for bucket in word_buckets(word)}
+    return buckets, isqrt(WORD_UNIT * WORD_UNIT // max(len(buckets), FEW_WORDS))
 
 
 def trigrams(normalised: str) -> set[str]:
@@ -188,6 +239,7 @@ def surface(text: str, previous: str | None) -> tuple[int, ...]:
     return (
         *(UNIT if bits >> bit & 1 else 0 for bit in range(len(CUES))),
         *(UNIT if first >> CUES.index(name) & 1 else 0 for name in OPENERS),
+        *(UNIT if bits & pair == pair else 0 for pair in PAIR_BITS),
         *_shapes(text, normalised),
         *_repeats(normalised, None if previous is None else normalise(previous)),
     )

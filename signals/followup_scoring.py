@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from signals import followups
-from signals.followup_cues import cleaned, surface
+from signals.followup_cues import BUCKETS, cleaned, normalise, surface, word_buckets, words
 from signals.followup_encoder import DIM, embed
 
 REMEMBERED: Final = 20_000
@@ -39,6 +39,7 @@ class Scorer:
         self._head = head
         self._embedding = np.array(head.embedding, np.int64)
         self._rest = np.array((*head.surface, *head.behaviour), np.int64)
+        self._words = head.words
         self._places: dict[str, int] = {}
         self._vectors = np.empty((REMEMBERED, DIM), np.int16)
 
@@ -61,7 +62,7 @@ class Scorer:
         return self._vectors[[self._places[text] for text in texts]]
 
     def matrix(self, rows: Sequence[Row]) -> np.ndarray:
-        """Return the features of rows: [N, DIM + surface + behaviour] int64."""
+        """Return the features of rows but their words: [N, DIM + surface + behaviour] int64."""
         texts = [cleaned(row.message) for row in rows]
         before = [None if row.previous is None else cleaned(row.previous) for row in rows]
         # One request, so that a clearing of what is remembered cannot fall between a message and the one before it.
@@ -82,13 +83,27 @@ class Scorer:
         ]
         return np.concatenate([own, np.array(rest, np.int64).reshape(len(rows), len(self._rest))], axis=1)
 
+    def _said(self, row: Row) -> int:
+        """Return the weighted sum of a message's words."""
+        buckets, value = words(normalise(cleaned(row.message)))
+        return value * sum(self._words[bucket] for bucket in buckets)
+
     def score(self, rows: Sequence[Row]) -> list[float]:
         """Return P(dissatisfied) of each row, in (0, 1)."""
         if not rows:
             return []
         x = self.matrix(rows)
         sums = x[:, :DIM] @ self._embedding + x[:, DIM:] @ self._rest + self._head.intercept
-        return [followups.probability(summed, self._head) for summed in sums.tolist()]
+        return [followups.probability(summed + self._said(row), self._head) for summed, row in zip(sums.tolist(), rows, strict=True)]
+
+
+def word_matrix(rows: Sequence[Row]) -> np.ndarray:
+    """Return the words of rows: [N, BUCKETS] int64. To fit with; a score needs only the few that a message holds."""
+    found = np.zeros((len(rows), BUCKETS), np.int64)
+    for place, row in enumerate(rows):
+        buckets, value = words(normalise(cleaned(row.message)))
+        found[place, list(buckets)] = value
+    return found
 
 
 _READY: list[Scorer] = []  # one a process: a worker keeps the model and what it remembers from batch to batch
@@ -104,3 +119,4 @@ def scorer() -> Scorer:
 def forget() -> None:
     """Let this process forget the texts it has seen, as a new one would not know them."""
     _READY.clear()
+    word_buckets.cache_clear()

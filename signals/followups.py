@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from signals.followup_cues import NAMES, UNIT, cleaned, surface
+from signals.followup_cues import BUCKETS, NAMES, UNIT, cleaned, normalise, surface, words
 from signals.followup_phrases import PHRASES
 
 HEAD_FILE: Final = Path(__file__).parent / "data" / "followup_head.json"
@@ -47,6 +47,8 @@ class Features:
     """[DIM] embedding of the message, in steps of 1 / SCALE."""
     surface: tuple[int, ...]
     """Cues and shape of the text, in the order of `followup_cues.NAMES`."""
+    words: tuple[int, ...]
+    """[BUCKETS] words of the text, see `followup_cues.words`."""
     behaviour: tuple[int, ...]
     """In the order of BEHAVIOUR."""
 
@@ -57,6 +59,7 @@ class Head:
 
     embedding: tuple[int, ...]
     surface: tuple[int, ...]
+    words: tuple[int, ...]
     behaviour: tuple[int, ...]
     intercept: int
     unit: float
@@ -79,7 +82,7 @@ class Head:
     """Of the file, the cues and the rules here; part of `reward_version`."""
 
 
-RULES: Final = 2
+RULES: Final = 3
 """Raise it when a rule here or in `followup_cues.py` changes, so that the reward version changes with it."""
 
 
@@ -91,11 +94,16 @@ def read_head(path: Path = HEAD_FILE) -> Head:
     """
     raw = path.read_bytes()
     found: dict[str, Any] = json.loads(raw)
-    if tuple(found["surface"]) != NAMES or tuple(found["behaviour"]) != BEHAVIOUR or len(found["embedding"]) != DIM:
+    if (
+        tuple(found["surface"]) != NAMES
+        or tuple(found["behaviour"]) != BEHAVIOUR
+        or (len(found["embedding"]), len(found["words"])) != (DIM, BUCKETS)
+    ):
         raise ValueError(f"{path} was fitted on other features; fit it again: tidegate signals followup fit")
     return Head(
         embedding=tuple(found["embedding"]),
         surface=tuple(found["surface"].values()),
+        words=tuple(found["words"]),
         behaviour=tuple(found["behaviour"].values()),
         **{name: found[name] for name in ("intercept", "unit", "slope", "offset", "threshold", "tpr", "fpr", "penalty")},
         encoder_sha256=found["encoder_sha256"],
@@ -152,17 +160,20 @@ def features(message: str, *, previous: str | None, stack_traces: int, reply_del
     text, before = cleaned(message), None if previous is None else cleaned(previous)
     vectors = [tuple(map(int, row)) for row in embed([text] if before is None else [text, before])]
     similarity = 0 if before is None else sum(a * b for a, b in zip(*vectors, strict=True))
+    buckets, value = words(normalise(text))
     return Features(
         embedding=vectors[0],
         surface=surface(text, before),
+        words=tuple(value if bucket in buckets else 0 for bucket in range(BUCKETS)),
         behaviour=behaviour(stack_traces=stack_traces, reply_delay_ms=reply_delay_ms, interrupted=interrupted, similarity=similarity),
     )
 
 
 def total(x: Features, weights: Head) -> int:
     """Return the weighted sum of features, exactly."""
-    own = (*x.embedding, *x.surface, *x.behaviour)
-    return weights.intercept + sum(w * v for w, v in zip((*weights.embedding, *weights.surface, *weights.behaviour), own, strict=True))
+    own = (*x.embedding, *x.surface, *x.words, *x.behaviour)
+    weighted = (*weights.embedding, *weights.surface, *weights.words, *weights.behaviour)
+    return weights.intercept + sum(w * v for w, v in zip(weighted, own, strict=True))
 
 
 def probability(summed: int, weights: Head) -> float:

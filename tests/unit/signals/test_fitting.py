@@ -21,9 +21,10 @@ def test_the_committed_head_is_the_fit_of_the_committed_labels() -> None:
     head = followups.head()
     assert head.labels_sha256 == fitting.labels_digest(rows)
     x, y, scale = fitting.examples(rows)
-    found = fitting.head_of(fitting.logistic(x, y, head.penalty), scale, (head.slope, head.offset))
-    ours = np.array([*found.embedding, *found.surface, *found.behaviour, found.intercept])
-    theirs = np.array([*head.embedding, *head.surface, *head.behaviour, head.intercept])
+    weight = fitting.weights([row.family for row in rows])
+    found = fitting.head_of(fitting.logistic(x, y, head.penalty, weight=weight), scale, (head.slope, head.offset))
+    ours = np.array([*found.embedding, *found.surface, *found.words, *found.behaviour, found.intercept])
+    theirs = np.array([*head.embedding, *head.surface, *head.words, *head.behaviour, head.intercept])
     assert np.abs(ours - theirs).max() <= 16, "fit again: tidegate signals followup fit --out signals/data/followup_head.json"
 
 
@@ -35,6 +36,21 @@ def test_logistic_regression_finds_the_minimum_of_its_loss() -> None:
     p = 1 / (1 + np.exp(-(w[0] + x @ w[1:])))
     assert p.sum() == pytest.approx(y.sum(), abs=1e-6)
     assert x.T @ (y - p) == pytest.approx(2.0 * w[1:], abs=1e-6)
+
+
+def test_a_row_that_counts_twice_is_a_row_that_stands_there_twice() -> None:
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(60, 3))
+    y = (x[:, 0] + rng.normal(size=60) > 0).astype(float)
+    twice = fitting.logistic(np.concatenate([x, x[:20]]), np.concatenate([y, y[:20]]), 1.0)
+    assert fitting.logistic(x, y, 1.0, weight=np.array([2.0] * 20 + [1.0] * 40)) == pytest.approx(twice, abs=1e-7)
+
+
+def test_an_idea_counts_as_the_root_of_its_wordings() -> None:
+    found = fitting.weights(["a"] * 4 + ["b"])
+    # 4 rows of 1/2 and one of 1 are 3 in all: the rows of a count 1/2, that of b 1, over a mean of 3/5.
+    assert found == pytest.approx([5 / 6] * 4 + [5 / 3])
+    assert found.mean() == pytest.approx(1.0)
 
 
 def test_a_calibration_turns_scores_that_are_twice_too_sure_into_frequencies() -> None:

@@ -109,11 +109,14 @@ def test_halves_of_characters_and_terminal_colours_are_taken_out() -> None:
 
 def test_a_probability_is_the_calibrated_sum_of_weights_and_features() -> None:
     head = dataclasses.replace(
-        followups.head(), embedding=(1,) + (0,) * 511, surface=(0,) * len(followup_cues.NAMES), behaviour=(2, 0, 0, 0, 0), intercept=-3,
-        unit=0.5, slope=2.0, offset=0.25,
+        followups.head(), embedding=(1,) + (0,) * 511, surface=(0,) * len(followup_cues.NAMES),
+        words=(0, 5) + (0,) * (followup_cues.BUCKETS - 2), behaviour=(2, 0, 0, 0, 0), intercept=-3, unit=0.5, slope=2.0, offset=0.25,
     )  # fmt: skip
-    x = followups.Features(embedding=(10,) + (7,) * 511, surface=(1,) * len(followup_cues.NAMES), behaviour=(16, 16, 0, 0, 0))
-    assert followups.total(x, head) == 10 + 32 - 3
+    x = followups.Features(
+        embedding=(10,) + (7,) * 511, surface=(1,) * len(followup_cues.NAMES), words=(9, 3) + (0,) * (followup_cues.BUCKETS - 2),
+        behaviour=(16, 16, 0, 0, 0),
+    )  # fmt: skip
+    assert followups.total(x, head) == 10 + 15 + 32 - 3
     assert followups.probability(39, head) == 1 - 1e-6
     assert followups.probability(0, head) == round(1 / (1 + math.exp(-0.25)), 6)
     assert followups.probability(-(10**9), head) == 1e-6
@@ -143,7 +146,8 @@ def test_stopping_the_agent_and_pasting_a_trace_never_speak_for_it() -> None:
     "message",
     [
         "still didnt work", "Undo that and try again", "Das geht immer noch nicht", "no funciona, sigue igual", "ça ne marche toujours pas",
-        "まだ動きません", "还是不行", "that's not what I asked for", "nope, still red",
+        "まだ動きません", "还是不行", "that's not what I asked for", "nope, still red", "Great. But the header is gone",
+        "TypeError: retry() missing 1 required positional argument: 'func'",
     ],
 )  # fmt: skip
 def test_a_correction_in_any_language_reads_as_dissatisfied(message: str) -> None:
@@ -157,6 +161,8 @@ def test_a_correction_in_any_language_reads_as_dissatisfied(message: str) -> Non
         "kill the process, then fix the error handling in the worker", "write a test that checks that a wrong password is rejected",
         "Next: the importer should report these errors with line numbers: missing column, bad date, duplicate id",
         "Add error handling to the upload: on failure retry twice, then raise UploadFailed",
+        "there's an error in the login page, users get a 500. can you fix it?", "fix the failing tests in tests/api",
+        "great, now fix the other bug", "I want it to throw an error if the value is negative",
     ],
 )  # fmt: skip
 def test_moving_on_reads_as_satisfied_also_with_harsh_words(message: str) -> None:
@@ -179,6 +185,28 @@ def test_cues_are_found_as_whole_words_and_inside_languages_without_spaces() -> 
     assert cues("You deleted the tests?!") >= {"you_did"}
 
 
+def test_words_are_counted_whole_and_by_their_beginning_and_amount_to_one_message() -> None:
+    def words(text: str) -> tuple[set[int], int]:
+        return followup_cues.words(followup_cues.normalise(text))
+
+    one, value = words("Deploying")
+    assert (len(one), value) == (2, 32)  # two buckets count as four: 64 / sqrt(4)
+    other, _ = words("deployed")
+    assert len(one & other) == 1
+    several, value = words("one two three four five six seven eight")
+    assert value == math.isqrt(64 * 64 // len(several))
+    assert len(words("边框还在")[0]) == 4 + 3 + 2
+    assert words("") == (set(), 32)
+
+
+def test_two_cues_together_are_a_feature_of_their_own() -> None:
+    def found(text: str) -> dict[str, int]:
+        return dict(zip(followup_cues.NAMES, followup_cues.surface(text, None), strict=True))
+
+    assert found("Thanks, but it is the other file")["praise+almost"] == 16
+    assert found("Thanks, next file")["praise+almost"] == 0
+
+
 def test_a_pasted_failure_is_told_from_a_sentence_about_one() -> None:
     def shape(text: str) -> dict[str, int]:
         return dict(zip(followup_cues.NAMES, followup_cues.surface(text, None), strict=True))
@@ -192,11 +220,12 @@ def test_a_pasted_failure_is_told_from_a_sentence_about_one() -> None:
 
 def test_labels_come_in_five_languages_and_more_with_both_answers_in_each() -> None:
     rows = labelled()
-    assert len(rows) >= 700
+    assert len(rows) >= 4000
+    assert len({row.family for row in rows}) >= 1200
     assert len({row.id for row in rows}) == len(rows)
     by_language = Counter((row.language, row.dissatisfied) for row in rows)
     for language in ("en", "de", "es", "fr", "zh", "ja"):
-        assert min(by_language[language, True], by_language[language, False]) >= 60
+        assert min(by_language[language, True], by_language[language, False]) >= 200
 
 
 def test_no_held_out_message_is_near_one_that_was_fitted() -> None:
