@@ -63,7 +63,8 @@ def build(*, zero_stage: int, dtype: str, lr: float, weight_decay: float, grad_c
             "round_robin_gradients": False,
             **away,
         },
-        "bf16": {"enabled": dtype == "bf16"},
+        # immediate: each weight's gradient goes to its fp32 sum and is freed as soon as it is there; else all live twice after backward
+        "bf16": {"enabled": dtype == "bf16", "immediate_grad_update": True},
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         "zero_allow_untested_optimizer": True,

@@ -162,8 +162,6 @@ class Trainer:
             inputs = self._loss_batch(batch, rows, theta, ref, prox, weight=weight, hindsight=hindsight)
             value = self.loss(inputs, normaliser, self.settings)
             self.engine.backward(value.loss * self.world)  # DeepSpeed averages over ranks; this is a sum
-            if hasattr(self.engine.optimizer, "clear_lp_grads"):  # summed in fp32 already; kept, they are zeroed and added to
-                self.engine.optimizer.clear_lp_grads(set_to_none=True)
             if chosen_here:
                 found = {name: float(total) for name, total in value.sums.items()} | _token_sums(inputs, entropy, value.loss)
                 totals += torch.tensor([found.get(name, 0.0) for name in SUMS], dtype=torch.float64)
