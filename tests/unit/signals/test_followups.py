@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signals import followup_cues, followup_encoder, followup_scoring, followups
+from signals import followup_cues, followup_encoder, followup_report, followup_scoring, followups
 from signals.config import RewardsConfig
 from signals.fitting import labelled
 from signals.followup_scoring import Row
@@ -248,3 +248,18 @@ def test_the_head_names_the_labels_and_the_encoder_that_it_came_from_and_decides
     assert len(followups.version()) == 12
     assert json.loads(followups.HEAD_FILE.read_text(encoding="utf-8"))["tpr"] == head.tpr
     assert reward_version(RewardsConfig()) != ""
+
+
+def test_messages_of_a_writer_who_knew_neither_labels_nor_features_are_told_apart() -> None:
+    path = Path(followups.__file__).parent / "data" / "followups_blind.jsonl"
+    blind = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len({row["text"] for row in blind} & {row.text for row in labelled()}) <= 14  # "still red", "nope": what all people write
+    p = np.array(followup_scoring.scorer().score([Row(message=row["text"], previous=row["previous"]) for row in blind]))
+    y = np.array([row["dissatisfied"] for row in blind])
+    assert followup_report.auc(p, y) > 0.91
+    assert followup_report.calibration_error(p, y) < 0.09
+    assert followup_report.recall_at_precision(p, y) > 0.6
+    kinds = np.array([row["shape"] for row in blind])
+    requests = np.isin(kinds, ["new-task", "hard-neg/new-task", "hard-neg/long", "hard-neg/other-bug"])
+    assert requests.sum() == 57
+    assert (p[requests] > 0.5).mean() < 0.1
