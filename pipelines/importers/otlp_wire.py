@@ -1,13 +1,13 @@
 """OTLP/JSON requests as a flat run of signals: spans, their span events, and log records. Pure.
 
-Takes: a parsed `ExportTraceServiceRequest` or `ExportLogsServiceRequest`, or one line of the OpenTelemetry JavaScript SDK's own
-objects (what VS Code Copilot's file exporter writes). Gives: `Signal`s with plain Python values, and a `Fault` for an entry that is
-none; nothing raises.
+Takes: a parsed `ExportTraceServiceRequest` or `ExportLogsServiceRequest`, one resource of these without the request around it, or one
+object as the OpenTelemetry SDKs print it: JavaScript's (what Copilot's file exporters write) and Python's (`to_json`, the console
+exporter). Gives: `Signal`s with plain Python values, and a `Fault` for an entry that is none; nothing raises.
 
 Encodings met in the wild and taken: 64-bit integers as strings or numbers, hex ids in either case and base64 ids (plain protobuf
 JSON), enums as numbers or names, bytes as base64, camelCase and snake_case names, `instrumentationLibrarySpans` of before 2022,
-attributes as a list of pairs or as an object, times as nanoseconds, as [seconds, nanoseconds], and as ISO 8601.
-Leaves out: metrics, what an attribute means (`otlp_genai.py`, `copilot.py`).
+attributes as a list of pairs or as an object, times as nanoseconds, as [seconds, nanoseconds], and as ISO 8601, ids after `0x`.
+Leaves out: metrics, spans that were written down before they ended, what an attribute means (`otlp_genai.py`, `copilot.py`).
 
 Source: OpenTelemetry protocol 1.9, "JSON Protobuf Encoding"; opentelemetry-proto 1.9.
 """
@@ -48,9 +48,13 @@ class Signal:
     context: Mapping[str, Any] = field(default_factory=dict)
     """Attributes of the resource, and for a span event those of its span over them."""
     body: Any = None
+    ended: bool = True
+    """Whether the sender gave an end; without one there is no duration."""
     failed: bool = False
     message: str = ""
     """A span's status in words, for telling failures apart; never kept."""
+    printed: bool = False
+    """An SDK wrote it into a file: its program's spans are in that file or nowhere, where senders keep them apart from log records."""
     position: int = 0
     """Place among the events of one span, so that equal events stay two."""
 
@@ -93,10 +97,29 @@ def signals(document: object) -> Iterator[Signal | Fault]:
             yield from _resource_spans(group)
         for group in _items(document, "resourceLogs", "resource_logs"):
             yield from _resource_logs(group)
-    elif "hrTime" in document or ("startTime" in document and ("spanId" in document or "traceId" in document)):
-        yield from _sdk_line(document)
+    elif _field(document, "scopeSpans", "scope_spans", "instrumentationLibrarySpans") is not None:
+        yield from _resource_spans(document)
+    elif _field(document, "scopeLogs", "scope_logs", "instrumentationLibraryLogs") is not None:
+        yield from _resource_logs(document)
+    elif is_sdk_object(document):
+        yield from _sdk_object(document)
+    elif not document:
+        yield Fault("not_a_session_event:empty")  # what is left of a span that VS Code's exporter cannot write
     else:
         yield Fault("not_a_session_event:metrics" if _is_metrics(document) else "not_otlp")
+
+
+def is_sdk_object(value: Mapping[str, Any]) -> bool:
+    """Whether this is a span or a log record as an SDK prints it."""
+    if "hrTime" in value or "observed_timestamp" in value:
+        return True
+    named = any(isinstance(value.get(name), str) for name in ("traceId", "trace_id")) or isinstance(_context(value), dict)
+    return named and any(name in value for name in ("startTime", "start_time", "startTimeUnixNano", "start_time_unix_nano"))
+
+
+def _context(value: Mapping[str, Any]) -> object:
+    found = _field(value, "spanContext", "context")
+    return found if isinstance(found, dict) and ("traceId" in found or "trace_id" in found) else None
 
 
 def group(member: str, value: object) -> Iterator[Signal | Fault]:
@@ -105,7 +128,7 @@ def group(member: str, value: object) -> Iterator[Signal | Fault]:
 
 
 def _is_metrics(document: Mapping[str, Any]) -> bool:
-    return any(name in document for name in ("resourceMetrics", "resource_metrics", "scopeMetrics"))
+    return document.get("type") == "metric" or any(name in document for name in ("resourceMetrics", "resource_metrics", "scopeMetrics"))
 
 
 def _resource_spans(value: object) -> Iterator[Signal | Fault]:
@@ -141,7 +164,7 @@ def _span(span: object, resource: Mapping[str, Any]) -> Iterator[Signal | Fault]
     yield Signal(
         kind="span", name=_text(span.get("name")), start_ms=start if start is not None else end, at_ms=end if end is not None else start,
         trace_id=trace_id, span_id=span_id, parent_id=_id(_field(span, "parentSpanId", "parent_span_id")), attributes=attributes,
-        context=resource, failed=code in (2, "2", "STATUS_CODE_ERROR", "ERROR"),
+        context=resource, ended=end is not None, failed=code in (2, "2", "STATUS_CODE_ERROR", "ERROR"),
         message=_text(status.get("message"))[:500] if isinstance(status, dict) else "",
     )  # fmt: skip
     around = {**resource, **attributes}
@@ -150,7 +173,7 @@ def _span(span: object, resource: Mapping[str, Any]) -> Iterator[Signal | Fault]
             yield Fault("not_an_object")
             continue
         own = _attributes(event.get("attributes"))
-        at = _time_ms(_field(event, "timeUnixNano", "time_unix_nano", "time"))
+        at = _time_ms(_field(event, "timeUnixNano", "time_unix_nano", "time", "timestamp"))
         at = at if at is not None else end
         yield Signal(
             kind="span_event", name=_text(event.get("name")) or _text(own.get("event.name")), start_ms=at, at_ms=at, trace_id=trace_id,
@@ -167,33 +190,50 @@ def _log(record: object, resource: Mapping[str, Any]) -> Signal | Fault:
     at = _time_ms(_field(record, "timeUnixNano", "time_unix_nano"))
     if at is None:
         at = _time_ms(_field(record, "observedTimeUnixNano", "observed_time_unix_nano"))
-    name = _text(_field(record, "eventName", "event_name")) or _text(attributes.get("event.name"))
     return Signal(
-        kind="log", name=name or (body[:200] if isinstance(body, str) else ""), start_ms=at, at_ms=at,
+        kind="log", name=_event_name(_field(record, "eventName", "event_name"), attributes, body), start_ms=at, at_ms=at,
         trace_id=_id(_field(record, "traceId", "trace_id")), span_id=_id(_field(record, "spanId", "span_id")), attributes=attributes,
         context=resource, body=body,
     )  # fmt: skip
 
 
-def _sdk_line(line: Mapping[str, Any]) -> Iterator[Signal | Fault]:
-    """Take one of the JavaScript SDK's own objects: attributes are objects, times are pairs."""
-    resource = _field(line, "resource")
+def _event_name(given: object, attributes: Mapping[str, Any], body: object) -> str:
+    """Return an event's name. The attribute is the program's word, where the field may be a logging library's place in the source; the
+    body's is taken where it is the same name with its space before it.
+    """
+    text, name = _text(body)[:200], _text(attributes.get("event.name")) or _text(given)
+    return text if not name or text.endswith(f".{name}") else name
+
+
+def _sdk_object(line: Mapping[str, Any]) -> Iterator[Signal | Fault]:
+    """Take one of an SDK's own objects: attributes are objects; JavaScript's times are pairs, Python's texts."""
+    resource, context = _field(line, "resource"), _context(line)
     raw = _field(resource, "attributes", "_rawAttributes", "_attributes") if isinstance(resource, dict) else None
-    around = _attributes(raw)
-    if "hrTime" not in line:
-        yield from _span(line, around)
+    around, ids = _attributes(raw), context if isinstance(context, dict) else line
+    trace_id, span_id = _field(ids, "traceId", "trace_id"), _field(ids, "spanId", "span_id")
+    if "hrTime" in line or "observed_timestamp" in line:
+        attributes, body = _attributes(line.get("attributes")), _field(line, "_body", "body")
+        at = _time_ms(_field(line, "hrTime", "timestamp"))
+        at = at if at is not None else _time_ms(_field(line, "hrTimeObserved", "observed_timestamp"))
+        name = _event_name(_field(line, "_eventName", "eventName", "event_name"), attributes, body)
+        yield Signal(
+            kind="log", name=name, start_ms=at, at_ms=at, trace_id=_id(trace_id), span_id=_id(span_id), attributes=attributes,
+            context=around, body=body, printed=True,
+        )  # fmt: skip
         return
-    attributes = _attributes(line.get("attributes"))
-    own = line.get("spanContext")
-    context: Mapping[str, Any] = own if isinstance(own, dict) else {}
-    body = _field(line, "_body", "body")
-    at = _time_ms(line.get("hrTime"))
-    at = at if at is not None else _time_ms(line.get("hrTimeObserved"))
-    name = _text(_field(line, "_eventName", "eventName")) or _text(attributes.get("event.name"))
-    yield Signal(
-        kind="log", name=name or (body[:200] if isinstance(body, str) else ""), start_ms=at, at_ms=at,
-        trace_id=_id(context.get("traceId")), span_id=_id(context.get("spanId")), attributes=attributes, context=around, body=body,
-    )  # fmt: skip
+    if "end_time" in line and line["end_time"] is None:  # Python's processors may print a span when it starts
+        yield Fault("not_a_session_event:unfinished")
+        return
+    parent, status = line.get("parentSpanContext"), line.get("status")
+    span = {
+        **line, "traceId": trace_id, "spanId": span_id,
+        "parentSpanId": _field(line, "parentSpanId", "parent_span_id", "parent_id") or (parent or {}).get("spanId")
+        if isinstance(parent, dict | None) else None,
+        "startTime": _field(line, "startTime", "start_time"), "endTime": _field(line, "endTime", "end_time"),
+        "status": {"code": _field(status, "code", "status_code"), "message": _field(status, "message", "description")}
+        if isinstance(status, dict) else None,
+    }  # fmt: skip
+    yield from _span(span, around)
 
 
 def _resource(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,7 +318,10 @@ def _bytes(value: object) -> bytes | None:
 
 def _id(value: object) -> str:
     """Return a trace or span id in lower-case hex; what is neither hex nor base64 stays as it is, cut."""
-    if not isinstance(value, str) or not value.strip("0"):
+    if not isinstance(value, str):
+        return ""
+    value = value.removeprefix("0x")
+    if not value.strip("0"):
         return ""
     if _HEX.match(value):
         return value.lower()

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ class Head:
     def lines(self) -> tuple[Mapping[str, Any], ...]:
         """The JSON objects among the first lines."""
         found = []
-        for line in self.text.splitlines()[:_LINES]:
+        for line in islice((line for line in self.text.splitlines() if line.strip() != "{}"), _LINES):
             value = _parsed(line) if line.lstrip()[:1] == "{" else None
             if isinstance(value, dict):
                 found.append(value)
