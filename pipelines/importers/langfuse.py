@@ -21,7 +21,7 @@ __all__ = ["SAMPLE", "VERSION", "Mapper", "read"]
 
 SAMPLE: Final = Path(__file__).parent / "samples" / "langfuse.jsonl"
 """Invented entries in the true shape: a trace with its observations and scores, and single ones."""
-VERSION: Final = "2"
+VERSION: Final = "3"
 _LAYERS: Final = 3
 _ASKED: Final = ("prompt", "contents", "input", "question", "query")
 """Arguments that hold what the user asked, in the order in which they are looked for."""
@@ -90,7 +90,8 @@ def _observation(entry: Mapping[str, Any], around: Mapping[str, Any]) -> Signal:
     return Signal(
         kind="span", name=str(entry.get("name") or "")[:200], start_ms=start, at_ms=end if end is not None else start,
         trace_id=str(entry.get("traceId") or "")[:64], span_id=str(own)[:64], parent_id=str(entry.get("parentObservationId") or "")[:64],
-        attributes=attributes, context=around, failed=entry.get("level") == "ERROR", message=str(entry.get("statusMessage") or "")[:500],
+        attributes=attributes, context=around, ended=end is not None, failed=entry.get("level") == "ERROR",
+        message=str(entry.get("statusMessage") or "")[:500],
     )  # fmt: skip
 
 

@@ -1,10 +1,10 @@
 """OTLP/JSON files: what the OpenTelemetry collector's file exporter writes (one request a line), a saved request, VS Code Copilot's
-outfile.
+outfile, what the SDKs' console exporters print.
 
 Takes and gives: see `registry.py`; a record is one span, span event or log record. `Translator` is the same mapping for requests
 that come over HTTP (`pipelines/collector.py`). Files of traces and of logs can be mixed.
-Leaves out: protobuf files. A file is taken request by request: a conversation that is named only in a later request is not known to
-the spans before.
+Leaves out: protobuf files. A file is read twice, so that what a later request names is known to the spans before; of more than
+`otlp_sessions.KEPT` traces the first ones are known only as far as their own request tells.
 """
 
 import json
@@ -26,7 +26,7 @@ from pipelines.importers.sessions import Stamp
 
 SAMPLE: Final = Path(__file__).parent / "samples" / "otlp.jsonl"
 """Invented telemetry in the true shape: requests of traces and logs with the encodings that senders differ in."""
-VERSION: Final = "2"
+VERSION: Final = "3"
 _OPENING_BYTES: Final = 16_384
 """In which a page of an API names its list; what comes before is about the page."""
 _FIRST_LINE_BYTES: Final = 4_096
@@ -46,7 +46,8 @@ def read(path: Path, file: IO[bytes], advance: Advance) -> Iterator[Record]:
 def spread(
     file: IO[bytes], advance: Advance, *, lists: Collection[str], found: Callable[[Record], Iterator[Signal | Fault]]
 ) -> Iterator[Record]:
-    """Yield a record for each signal in a file's entries, and before them one for all of an entry's.
+    """Yield a record for each signal in a file's entries, and before them, for the mapper to learn from, one for all of an entry's: of
+    every entry of the file, and again of the entry itself.
 
     Args:
         file: JSON lines or a JSON document.
@@ -56,13 +57,21 @@ def spread(
     """
     first = file.read(_FIRST_LINE_BYTES).lstrip()
     file.seek(0)
+    for record in _documents(first, file, lambda _bytes: None, lists):
+        if record.fault is None:
+            yield _lesson(record, found(record))
+    file.seek(0)
     for record in _documents(first, file, advance, lists):
         if record.fault is not None:
             yield record
             continue
         ordered = _ordered(found(record))
-        yield Record(record.number, [item for item in ordered if isinstance(item, Signal)], counted=False)
+        yield _lesson(record, ordered)
         yield from (Record(record.number, item) for item in ordered)
+
+
+def _lesson(record: Record, found: Iterable[Signal | Fault]) -> Record:
+    return Record(record.number, [item for item in found if isinstance(item, Signal)], counted=False)
 
 
 def _documents(first: bytes, file: IO[bytes], advance: Advance, lists: Collection[str]) -> Iterator[Record]:
@@ -107,8 +116,9 @@ class Answer:
 class Translator:
     """Requests of one source -> events; remembers a bounded number of conversations between requests."""
 
-    def __init__(self, source: Source) -> None:
-        self._sessions = Sessions(source)
+    def __init__(self, source: Source, *, whole: bool = False) -> None:
+        """Begin without conversations; `whole`: see `Sessions`."""
+        self._sessions = Sessions(source, whole=whole)
 
     def learn(self, signal: Signal) -> None:
         """Take in what a signal tells about others, before any of its request is mapped."""
@@ -164,7 +174,7 @@ class Mapper:
             keyed=stamp.keyed,
             surface=stamp.format,
         )
-        self._translator = Translator(source)
+        self._translator = Translator(source, whole=True)
 
     def identity(self, record: Record) -> str | None:
         """Return what a span or log record is recognised by: its ids, or all of it."""

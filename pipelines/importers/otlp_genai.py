@@ -7,7 +7,7 @@ Leaves out: token ids (telemetry has none: these events feed rewards and monitor
 wrote, embeddings and retrieval, metrics, and programs' own events (`copilot.py`).
 
 A model call is told twice where log events are on (`gen_ai.client.inference.operation.details`, the older `gen_ai.*.message`): the
-span is taken, the log record only for what the user said, and for the call itself where it names no span.
+span is taken, the log record only for what the user said, and for the call itself where it names no span or the file has none.
 
 Source: OpenTelemetry semantic conventions for generative AI, gen-ai-spans, gen-ai-agent-spans, gen-ai-events (2026); for the older
 names version 1.36, OpenLLMetry's and OpenInference's attribute lists.
@@ -15,15 +15,15 @@ names version 1.36, OpenLLMetry's and OpenInference's attribute lists.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from pipelines import events as ev
 from pipelines.commands import destroys_by_call
 from pipelines.importers.engine import Mapped
-from pipelines.importers.otlp_sessions import Sessions, Turn
+from pipelines.importers.otlp_said import Said, content_text, user_said
+from pipelines.importers.otlp_sessions import TOLD_CHARS, Call, Sessions, Turn, round_key
 from pipelines.importers.otlp_wire import Signal, number, whole_number
-from pipelines.importers.records import BAD, parse
+from pipelines.importers.records import parse
 
 MODEL_CALLS: Final = frozenset({"chat", "text_completion", "generate_content", "completion", "responses"})
 AGENTS: Final = frozenset({"invoke_agent", "invoke_workflow", "create_agent"})
@@ -35,7 +35,6 @@ _KINDS: Final = {
 EVALUATION: Final = "gen_ai.evaluation.result"
 DETAILS: Final = "gen_ai.client.inference.operation.details"
 _MESSAGES: Final = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message\Z|gen_ai\.choice\Z|gen_ai\.content\.(prompt|completion)\Z")
-_INPUT: Final = ("gen_ai.input.messages", "gen_ai.prompt", "llm.input_messages", "input.value", "gen_ai.request.messages")
 _FINISH: Final = {
     "end_turn": "stop", "stop_sequence": "stop", "eos": "stop", "completed": "stop", "tool_use": "tool_calls", "tool_call": "tool_calls",
     "function_call": "tool_calls", "max_tokens": "length", "max_output_tokens": "length", "incomplete": "length", "failed": "error",
@@ -45,7 +44,9 @@ _FAILURES: Final = (
     (ev.ResultClass.USER_ABORTED, re.compile(r"cancel|abort|interrupt|denied|declin|reject|permission_?refused", re.I)),
     (
         ev.ResultClass.UNKNOWN_TOOL,
-        re.compile(r"(?:unknown|no.?such|undefined).{0,20}(?:tool|function)|(?:tool|function).{0,20}(?:not.?found|unknown)", re.I),
+        re.compile(
+            r"(?:unknown|no.?such|undefined|not.?a.?valid).{0,20}(?:tool|function)|(?:tool|function).{0,20}(?:not.?found|unknown)", re.I
+        ),
     ),
     (
         ev.ResultClass.INVALID_ARGUMENTS,
@@ -56,17 +57,8 @@ _FAILURES: Final = (
     (ev.ResultClass.PROVIDER_ERROR, re.compile(r"rate.?limit|overload|\b(?:429|5\d\d)\b|unavailable|quota", re.I)),
 )
 """What a failure's type and words say, asked in this order."""
-_FLAT: Final = re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,4})\.(?:message\.)?(role|content)\Z")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """The user's side of a model call."""
-
-    text: str | None = None
-    users: int = 0
-    """User messages in the call's history."""
-    images: int = 0
+_ROUNDS: Final = 64
+"""Calls remembered of one completion id."""
 
 
 def operation(signal: Signal) -> str | None:
@@ -76,7 +68,7 @@ def operation(signal: Signal) -> str | None:
     kind = signal.text("openinference.span.kind", "traceloop.span.kind", "langfuse.observation.type")
     if kind in _KINDS:
         return _KINDS[kind]
-    if signal.text("gen_ai.tool.name"):
+    if signal.text("gen_ai.tool.name") or signal.text("ai.operationId") == "ai.toolCall":  # the latter: Vercel's AI SDK
         return "execute_tool"
     if signal.text("gen_ai.request.model", "gen_ai.response.model", "llm.request.model", "llm.model_name"):
         return "embeddings" if "embed" in signal.name.lower() else "chat"
@@ -84,20 +76,49 @@ def operation(signal: Signal) -> str | None:
 
 
 def learn(sessions: Sessions, signal: Signal) -> None:
-    """Take from a message event what the user said, for the turn that its spans will open."""
+    """Take in what a signal tells about its turn, before any signal of its request or file is mapped."""
     sessions.learn(signal)
     if signal.kind == "span":
+        _learn_span(sessions, signal)
         return
     if signal.name == "gen_ai.user.message":
-        text, users = _content(signal.get("content", "gen_ai.event.content") or _body(signal).get("content")), 0
+        text, users = content_text(signal.get("content", "gen_ai.event.content") or _body(signal).get("content")), 0
     elif signal.name in (DETAILS, "gen_ai.content.prompt"):
         said = user_said(signal)
         text, users = said.text, said.users
+        _answers(sessions, signal)
     else:
         return
     turn = sessions.turn(signal) if signal.trace_id and text else None
-    if turn is not None and not turn.started:
+    if turn is not None and not turn.started and not turn.asked:
         turn.text, turn.users = text, users
+
+
+def _learn_span(sessions: Sessions, signal: Signal) -> None:
+    did = operation(signal)
+    agent = did in AGENTS and not signal.parent_id
+    if did not in MODEL_CALLS and did != "execute_tool" and not agent:
+        return
+    said = user_said(signal) if agent else Said()
+    turn = sessions.turn(signal) if not agent or said.text is not None else None
+    if turn is None:
+        return
+    sessions.expect(turn, signal.start_ms)
+    if agent and not turn.started and len(said.text or "") <= TOLD_CHARS:
+        turn.text, turn.users, turn.asked = said.text, said.users, True
+    elif did in MODEL_CALLS:
+        turn.calls_told = True
+        _answers(sessions, signal)
+    elif did == "execute_tool":
+        turn.tools_told = True
+
+
+def _answers(sessions: Sessions, signal: Signal) -> None:
+    """Remember whose turn a completion is, for what names it: in files an evaluation may come before its model call."""
+    own = signal.text("gen_ai.response.id", "llm.response.id")
+    turn = sessions.turn(signal) if own and signal.trace_id else None
+    if own and turn is not None:
+        sessions.completions.first(own, turn)
 
 
 def record(sessions: Sessions, signal: Signal) -> Mapped:
@@ -113,17 +134,26 @@ def record(sessions: Sessions, signal: Signal) -> Mapped:
         if did in AGENTS:
             return _agent(sessions, signal)
         return Mapped(reason=f"not_a_session_event:{'span' if did is None else did[:40]}")
-    if signal.name == DETAILS and not signal.span_id:
+    if signal.name == DETAILS and not _told_by_span(sessions, signal):
         return _model_call(sessions, signal)
     told = signal.name == DETAILS or _MESSAGES.match(signal.name)
     return Mapped(reason=f"not_a_session_event:{'told_by_its_span' if told else signal.kind}")
+
+
+def _told_by_span(sessions: Sessions, signal: Signal) -> bool:
+    """Whether a span tells the model call of a log record: it names one, and it is not known that there is none (VS Code's exporter
+    writes empty objects for spans).
+    """
+    turn = sessions.turn(signal) if signal.span_id else None
+    return bool(signal.span_id) and not (sessions.whole and signal.printed and turn is not None and not turn.calls_told)
 
 
 def _placed(sessions: Sessions, signal: Signal) -> tuple[Turn, int, int] | str:
     """Return a signal's turn, start and end, or the reason why it has none."""
     if signal.at_ms is None or signal.start_ms is None:
         return "missing_field:timeUnixNano"
-    turn = sessions.turn(signal)
+    turn = sessions.rounds.get(round_key(signal)) if signal.name == DETAILS and not signal.trace_id else None
+    turn = turn or sessions.turn(signal)
     return "missing_field:traceId" if turn is None else (turn, signal.start_ms, signal.at_ms)
 
 
@@ -140,16 +170,22 @@ def _model_call(sessions: Sessions, signal: Signal) -> Mapped:
     if isinstance(placed, str):
         return Mapped(reason=placed)
     turn, start, end = placed
-    own = signal.text("gen_ai.response.id", "llm.response.id")
-    completion = (own or f"{signal.trace_id}:{signal.span_id}")[:128]
-    if own and not sessions.completions.first(own, turn):
-        return Mapped(reason="not_a_session_event:told_before")
+    own = signal.text("gen_ai.response.id", "llm.response.id", "ai.response.id")
+    prompted = _tokens(signal, "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
+    answered = _tokens(signal, "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
+    completion = own or f"{signal.trace_id}:{signal.span_id}"
+    if own:
+        completion_of = _round(sessions, own, Call(start_ms=start, end_ms=end, tokens=(prompted, answered)))
+        if completion_of is None:
+            return Mapped(reason="not_a_session_event:told_before")
+        sessions.completions.first(own, turn)
+        completion = completion_of
     said = user_said(signal)
     events = sessions.openings(signal, turn, start, text=said.text, users=said.users, images=said.images)
     first = number(signal.get("gen_ai.response.time_to_first_chunk"))
-    first = first * 1000 if first is not None else number(signal.get("copilot_chat.time_to_first_token"))
+    first = first * 1000 if first is not None else number(signal.get("copilot_chat.time_to_first_token", "ai.response.msToFirstChunk"))
     payload = ev.CompletionPayload(
-        completion_id=completion,
+        completion_id=completion[:128],
         step=turn.steps,
         model=(signal.text("gen_ai.response.model", "gen_ai.request.model", "llm.request.model", "llm.model_name") or "")[:128],
         temperature=number(signal.get("gen_ai.request.temperature", "llm.request.temperature")),
@@ -157,15 +193,36 @@ def _model_call(sessions: Sessions, signal: Signal) -> Mapped:
         top_k=whole_number(signal.get("gen_ai.request.top_k")),
         finish_reason=_finish(signal),
         ttft_ms=first,
-        duration_ms=float(end - start) if signal.kind == "span" and end >= start else None,
-        prompt_tokens=_tokens(signal, "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
-        response_tokens=_tokens(signal, "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"),
-        cached_tokens=_tokens(signal, "gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
+        duration_ms=float(end - start) if signal.kind == "span" and signal.ended and end >= start else None,
+        prompt_tokens=prompted,
+        response_tokens=answered,
+        cached_tokens=_tokens(
+            signal,
+            "gen_ai.usage.cache_read.input_tokens",
+            "gen_ai.usage.cache_read_input_tokens",
+            "ai.usage.cachedInputTokens",
+            "llm.token_count.prompt_details.cache_read",
+        ),
         capture_error="no_token_ids",
     )
     turn.steps += 1
     events.append(ev.Completion(**sessions.envelope(signal, turn, end, f"{completion}/completion"), payload=payload))
     return Mapped(events=events)
+
+
+def _round(sessions: Sessions, own: str, call: Call) -> str | None:
+    """Return a new call's completion id; None where the call was told before, by a log record or by another layer of the program.
+
+    All rounds of a turn may carry one id: they are calls of their own where they have other tokens and do not lie within each other.
+    """
+    told = sessions.calls.get(own) or []
+    for other in told:
+        spans = other.end_ms > other.start_ms and call.end_ms > call.start_ms
+        within = other.start_ms < call.end_ms and call.start_ms < other.end_ms
+        if (spans and within) or (other.tokens == call.tokens and (not spans or any(call.tokens))):
+            return None
+    sessions.calls.put(own, [*told, call][-_ROUNDS:])
+    return own if not told else f"{own[:100]}/{call.end_ms}"
 
 
 def _tokens(signal: Signal, *names: str) -> int:
@@ -181,8 +238,13 @@ def _finish(signal: Signal) -> str | None:
         listed = parse(first)
         first = listed[0] if isinstance(listed, list) and listed else None
     if isinstance(first, str) and first:
-        return _FINISH.get(first.lower(), first.lower()[:40])
+        return finish_reason(first)
     return "error" if signal.failed or signal.text("error.type") else None
+
+
+def finish_reason(given: str) -> str:
+    """Return a provider's reason in the contract's words."""
+    return _FINISH.get(given.lower(), given.lower()[:40])
 
 
 def _tool(sessions: Sessions, signal: Signal) -> Mapped:
@@ -192,10 +254,12 @@ def _tool(sessions: Sessions, signal: Signal) -> Mapped:
     turn, start, end = placed
     keyed = sessions.source.keyed
     verdict = failure(signal) or ev.ResultClass.OK
-    call_id = (signal.text("gen_ai.tool.call.id", "tool.call.id", "tool_call.id") or f"{signal.trace_id}:{signal.span_id}")[:128]
-    arguments = signal.get("gen_ai.tool.call.arguments", "traceloop.entity.input", "input.value")
-    result = signal.get("gen_ai.tool.call.result", "gen_ai.tool.message", "traceloop.entity.output", "output.value")
-    named = signal.text("gen_ai.tool.name", "tool.name", "traceloop.entity.name")
+    call_id = (
+        signal.text("gen_ai.tool.call.id", "tool.call.id", "tool_call.id", "ai.toolCall.id") or f"{signal.trace_id}:{signal.span_id}"
+    )[:128]
+    arguments = signal.get("gen_ai.tool.call.arguments", "ai.toolCall.args", "traceloop.entity.input", "input.value")
+    result = signal.get("gen_ai.tool.call.result", "gen_ai.tool.message", "ai.toolCall.result", "traceloop.entity.output", "output.value")
+    named = signal.text("gen_ai.tool.name", "tool.name", "ai.toolCall.name", "traceloop.entity.name")
     call = ev.ToolCallPayload(
         tool_call_id=call_id,
         name=(named or signal.name.removeprefix("execute_tool ").strip())[:128],
@@ -205,7 +269,10 @@ def _tool(sessions: Sessions, signal: Signal) -> Mapped:
     )
     size = None if result is None else len((result if isinstance(result, str) else repr(result)).encode("utf-8", "replace"))
     answer = ev.ToolResultPayload(
-        tool_call_id=call_id, result_class=verdict, duration_ms=float(end - start) if end >= start else None, output_bytes=size
+        tool_call_id=call_id,
+        result_class=verdict,
+        duration_ms=float(end - start) if signal.ended and end >= start else None,
+        output_bytes=size,
     )
     events = sessions.openings(signal, turn, start)
     seed = f"{signal.trace_id}:{signal.span_id}:{call_id}"
@@ -219,8 +286,12 @@ def failure(signal: Signal) -> ev.ResultClass | None:
     kind = signal.text("error.type")
     if not signal.failed and kind is None:
         return None
-    words = f"{kind or ''} {signal.message} {signal.text('error.message', 'exception.message') or ''}"[:1_000]
-    return next((found for found, pattern in _FAILURES if pattern.search(words)), ev.ResultClass.UNEXPECTED_ENVIRONMENT)
+    return failure_in(f"{kind or ''} {signal.message} {signal.text('error.message', 'exception.message') or ''}")
+
+
+def failure_in(words: str) -> ev.ResultClass:
+    """Say how a tool failed by what is said about it."""
+    return next((found for found, pattern in _FAILURES if pattern.search(words[:1_000])), ev.ResultClass.UNEXPECTED_ENVIRONMENT)
 
 
 def _evaluation(sessions: Sessions, signal: Signal) -> Mapped:
@@ -251,62 +322,6 @@ def _evaluation(sessions: Sessions, signal: Signal) -> Mapped:
         response_id=response[:128] if response else None,
     )
     return Mapped(events=[ev.Evaluation(**envelope, payload=payload)])
-
-
-def user_said(signal: Signal) -> Said:
-    """Return what the user's last message in a model call's history says, as far as the content was captured."""
-    typed = signal.text("copilot_chat.user_request")
-    messages = _messages(signal)
-    asked = [message for message in messages if message.get("role") in ("user", "human")]
-    if not asked:
-        return Said(text=typed, users=0)
-    content = asked[-1].get("parts", asked[-1].get("content"))
-    return Said(text=typed or _content(content), users=len(asked), images=_images(content))
-
-
-def _messages(signal: Signal) -> list[Mapping[str, Any]]:
-    raw = signal.get(*_INPUT)
-    if isinstance(raw, str):
-        parsed = parse(raw) if raw.lstrip()[:1] in ("[", "{") else BAD
-        raw = [{"role": "user", "content": raw}] if parsed is BAD and "gen_ai.prompt" in signal.attributes else parsed
-    if isinstance(raw, dict):
-        raw = raw.get("messages", raw.get("contents"))
-    if isinstance(raw, list):
-        return [message for message in raw if isinstance(message, dict)]
-    flat: dict[int, dict[str, Any]] = {}
-    for name, value in signal.attributes.items():
-        if found := _FLAT.match(name):
-            flat.setdefault(int(found[1]), {})[found[2]] = value
-    return [flat[index] for index in sorted(flat)]
-
-
-def _content(content: object) -> str | None:
-    """Return the text of a message: a text, or the text parts of a list."""
-    if isinstance(content, str):
-        if content[:2] == "[{" and isinstance(parts := parse(content), list):
-            return _content(parts)
-        return content
-    if not isinstance(content, list):
-        return None
-    found = [text for part in content if (text := _part(part)) is not None]
-    return "\n".join(found) if found else None
-
-
-def _part(part: object) -> str | None:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict) or part.get("type", "text") not in ("text", "input_text"):
-        return None
-    text = part.get("content", part.get("text"))
-    return text if isinstance(text, str) else None
-
-
-def _images(content: object) -> int:
-    parts = content if isinstance(content, list) else ()
-    return sum(
-        isinstance(part, dict) and (part.get("modality") == "image" or part.get("type") in ("image", "image_url", "input_image"))
-        for part in parts
-    )
 
 
 def _body(signal: Signal) -> Mapping[str, Any]:

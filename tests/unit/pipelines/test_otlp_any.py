@@ -21,6 +21,8 @@ NAMES = st.sampled_from([
     "gen_ai.response.finish_reasons", "gen_ai.input.messages", "gen_ai.prompt", "gen_ai.prompt.0.role", "gen_ai.tool.name", "error.type",
     "gen_ai.tool.call.id", "gen_ai.tool.call.arguments", "gen_ai.evaluation.name", "gen_ai.evaluation.score.value", "session.id", "user.id",
     "request_id", "survival_rate_four_gram", "survival_rate_no_revert", "time_delay_ms", "outcome", "accepted", "rating", "event.name",
+    "prompt.id", "conversation.id", "decision", "success", "duration_ms", "tool_use_id", "tool_name", "input_tokens", "event.kind",
+    "copilot_chat.session_id", "ai.operationId", "edit_source",
     "gen_ai.request.temperature", "gen_ai.request.top_k", "lines_added", "copilot_chat.time_to_first_token", "openinference.span.kind",
 ])  # fmt: skip
 WORDS = st.sampled_from(
@@ -33,7 +35,8 @@ TIMES = st.integers(0, 2**63).map(str) | st.sampled_from([0, str(START * 10**6),
 EVENT_NAMES = st.sampled_from([
     "gen_ai.evaluation.result", "gen_ai.user.message", "gen_ai.client.inference.operation.details", "copilot_chat.edit.survival",
     "copilot_chat.edit.feedback", "copilot_chat.edit.hunk.action", "copilot_chat.inline.done", "copilot_chat.user.feedback",
-    "copilot_chat.session.start", "", "x",
+    "copilot_chat.session.start", "copilot_chat.tool.call", "copilot_chat.agent.turn", "claude_code.tool_result", "claude_code.api_request",
+    "codex.user_prompt", "codex.sse_event", "codex.tool_decision", "gemini_cli.tool_call", "", "x",
 ])  # fmt: skip
 ODD_LOG = st.fixed_dictionaries(
     {"eventName": EVENT_NAMES, "timeUnixNano": TIMES, "traceId": IDS, "spanId": IDS, "attributes": ATTRIBUTES, "body": JSON}
@@ -51,9 +54,9 @@ ODD_SPAN = st.fixed_dictionaries(
 )
 def test_whatever_is_sent_each_signal_gets_one_answer_and_every_event_is_valid(document: object) -> None:
     found = list(signals(document))
-    answers = list(otlp.Translator(source()).request(document))
-    assert len(answers) == len(found)
-    for answer in answers:
+    answers = [list(otlp.Translator(source(), whole=whole).request(document)) for whole in (False, True)]
+    assert [len(each) for each in answers] == [len(found)] * 2
+    for answer in (*answers[0], *answers[1]):
         assert bool(answer.events) + (answer.fault is not None) + answer.ignored == 1
         for event in answer.events:
             line = encode(event)

@@ -42,6 +42,10 @@ def test_older_names_and_other_dialects_give_the_same_completion(attributes: dic
     assert (found.session_id, found.payload.completion_id) == (f"trace-{TRACE}", f"{TRACE}:{SPAN}")
 
 
+PROMPT = "<context>\nIt is Monday.\n</context>\n<userRequest>\nstill red\n</userRequest>"
+NOTICE = "<system_notification>\nA command has ended.\n</system_notification>"
+
+
 @pytest.mark.parametrize(
     ("attributes", "events"),
     [
@@ -57,6 +61,10 @@ def test_older_names_and_other_dialects_give_the_same_completion(attributes: dic
         ),
         ({"llm.input_messages.0.message.role": "user", "llm.input_messages.0.message.content": "still red"}, []),
         ({"copilot_chat.user_request": "still red"}, []),
+        ({"copilot_chat.user_request": json.dumps([{"type": "input_text", "text": PROMPT}])}, []),
+        ({"gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": PROMPT}]}])}, []),
+        ({"gen_ai.input.messages": json.dumps([{"role": "user", "content": "still red"}, {"role": "user", "content": NOTICE}])}, []),
+        ({"ai.prompt.messages": json.dumps([{"role": "user", "content": [{"type": "text", "text": "still red"}]}])}, []),
         ({}, [{"name": "gen_ai.user.message", "attributes": pairs({"content": "still red"})}]),
         ({}, [{"name": "gen_ai.content.prompt", "attributes": pairs({"gen_ai.prompt": '[{"role":"user","content":"still red"}]'})}]),
     ],
@@ -183,3 +191,58 @@ def test_a_resend_gives_the_same_ids_and_another_user_others() -> None:
     assert len(first) == len(made(*requests))
     theirs = {event.event_id for event in made(*requests, own=source(user_key=lambda _named: "someone else"))}
     assert not theirs & first.keys()
+
+
+def rounds(*calls: tuple[int, int, int]) -> list[dict[str, Any]]:
+    """Return model calls that carry one response id: (start, end, tokens of the prompt)."""
+    return [
+        span(CHAT | {"gen_ai.usage.input_tokens": tokens}, spanId=f"{i:016x}", start_ms=START + begin, end_ms=START + end)
+        for i, (begin, end, tokens) in enumerate(calls, 1)
+    ]
+
+
+def test_rounds_of_a_turn_that_share_a_response_id_are_calls_of_their_own() -> None:
+    events = made(traces(*rounds((0, 900, 5_000), (1_000, 1_900, 5_400), (2_000, 2_900, 6_100))))
+    calls = [event.payload for event in events if event.type == "completion"]
+    assert [(call.step, call.prompt_tokens) for call in calls] == [(0, 5_000), (1, 5_400), (2, 6_100)]
+    assert [call.completion_id for call in calls] == ["r1", f"r1/{START + 1_900}", f"r1/{START + 2_900}"]
+    assert len({event.event_id for event in events}) == len(events)
+    hidden = made(traces(*rounds((0, 900, 0), (1_000, 1_900, 0))))  # a collector may hide the tokens and write one word for every id
+    assert sum(event.type == "completion" for event in hidden) == 2
+
+
+@pytest.mark.parametrize("inner", [(10, 890, 5_000), (10, 890, 0), (2_000, 2_900, 5_000)])
+def test_a_call_that_two_layers_or_two_senders_tell_is_one(inner: tuple[int, int, int]) -> None:
+    events = made(traces(*rounds((0, 900, 5_000), inner)))
+    assert one(events, "completion").payload.prompt_tokens == 5_000
+
+
+def test_what_a_program_calls_a_conversation_but_is_its_request_is_none() -> None:
+    call = CHAT | {"gen_ai.conversation.id": "q1", "gen_ai.response.id": "q1"}
+    assert one(made(traces(span(call))), "completion").session_id == f"trace-{TRACE}"
+    assert one(made(traces(span(call | {"copilot_chat.session_id": "talk"}))), "completion").session_id == "talk"
+
+
+def test_the_vercel_sdks_tool_spans_are_tools_and_its_calls_have_their_cache_and_first_chunk() -> None:
+    tool = {"ai.operationId": "ai.toolCall", "ai.toolCall.name": "clock", "ai.toolCall.id": "k2", "ai.toolCall.args": "{}"}
+    call = CHAT | {"ai.usage.cachedInputTokens": 40, "ai.response.msToFirstChunk": 310.5, "ai.operationId": "ai.streamText.doStream"}
+    events = made(traces(span(call), span(tool | {"ai.toolCall.result": '"noon"'}, spanId="b" * 16)))
+    assert (one(events, "completion").payload.cached_tokens, one(events, "completion").payload.ttft_ms) == (40, 310.5)
+    assert (one(events, "tool_call").payload.name, one(events, "tool_call").payload.tool_call_id) == ("clock", "k2")
+    assert one(events, "tool_result").payload.output_bytes == 6
+
+
+def test_records_that_name_only_a_session_share_one_turn() -> None:
+    details = [
+        log("gen_ai.client.inference.operation.details", {"gen_ai.request.model": "m", "gen_ai.response.id": name}, at_ms=START + i)
+        for i, name in enumerate(("r1", "r2"))
+    ]
+    events = made(logs(*details, resource={"session.id": "window"}))
+    assert [event.payload.step for event in events if event.type == "completion"] == [0, 1]
+    assert one(events, "turn_started").turn_id == "window"
+
+
+def test_a_span_without_an_end_tells_no_duration() -> None:
+    tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "grep"}
+    events = made(traces(span(CHAT, endTimeUnixNano=None), span(tool, spanId="b" * 16, endTimeUnixNano=None)))
+    assert (one(events, "completion").payload.duration_ms, one(events, "tool_result").payload.duration_ms) == (None, None)
