@@ -1,27 +1,36 @@
-"""What VS Code Copilot's telemetry says about edits and about what people thought of them.
+"""What VS Code Copilot's telemetry says about edits, about what people thought of them, and about tools in files without spans.
 
 Takes: log records named `copilot_chat.*`. Gives: `edit_survival`, `edit_decided` with the `edit_proposed` they are about,
-`feedback`, `session_started`. Copilot's model calls and tools are spans of the GenAI conventions (`otlp_genai.py`).
+`feedback`, `session_started`; `tool_call` and `tool_result` where no span tells them. Copilot's model calls and tools are spans of the
+GenAI conventions (`otlp_genai.py`), but its file exporter writes an empty object for a span.
 
-Copilot gives an edit no id: here it is the request and the file. The request opens a turn of its own, because survival is measured
-up to a quarter of an hour after its trace has ended, in records that name no trace; the session is the conversation where a record
-names it, else the editor's window (`session.id` of the resource). Inline edits tell no request when they are decided, so their
-decision is an edit of its own, without survival.
+Copilot gives an edit no id: here it is the request and the file. Survival is measured up to a quarter of an hour after its trace has
+ended, in records that name no trace; but the request is the response id of all of its model calls, and that gives the turn. Where no
+call was seen, the request opens a turn of its own, in the conversation where a record names it, else in the editor's window
+(`session.id` of the resource). Inline edits tell no request when they are decided: the survival of a file that was measured from the
+same moment on is that edit's.
 Leaves out: sizes of edits (Copilot tells them for single hunks only), copies and insertions from the chat, summaries of context.
 
 Source: microsoft/vscode, extensions/copilot, docs/monitoring/agent_monitoring.md and src/platform/otel (2026).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Literal
 
 from pipelines import events as ev
 from pipelines.importers.engine import Mapped
-from pipelines.importers.otlp_sessions import Sessions, Turn
+from pipelines.importers.otlp_genai import failure
+from pipelines.importers.otlp_sessions import Sessions, Turn, round_key
 from pipelines.importers.otlp_wire import Signal, number, whole_number
-from pipelines.importers.texts import identifier
+from pipelines.importers.texts import digest, identifier
 
 PREFIX: Final = "copilot_chat."
+_START: Final = "copilot_chat.session.start"
+_ROUND: Final = "copilot_chat.agent.turn"
+_TOOL: Final = "copilot_chat.tool.call"
+_SAME_EDIT_MS: Final = 2_000
+"""Between an inline edit's decision and the first look at what became of it; some 25 were seen."""
 _PATH: Final = ("copilot_chat.file.relative_path", "file_path")
 _DECISIONS: Final[dict[str, Literal["accepted", "rejected"]]] = {"accepted": "accepted", "rejected": "rejected"}
 _RATINGS: Final = {"positive": 1.0, "negative": -1.0}
@@ -36,14 +45,31 @@ def record(sessions: Sessions, signal: Signal) -> Mapped:
     return Mapped(reason="missing_field:timeUnixNano") if signal.at_ms is None else known(sessions, signal, signal.at_ms)
 
 
+def learn(sessions: Sessions, signal: Signal) -> None:
+    """Take in which conversation a trace is of, and which model calls, as this program's other records do not say it."""
+    if signal.kind != "log" or not signal.trace_id:
+        return
+    if signal.name == _START and (named := signal.text("session.id")):
+        sessions.name(signal.trace_id, named)
+    elif signal.name.startswith(_ROUND) and (turn := sessions.turn(signal)) is not None:
+        sessions.rounds.put(round_key(signal), turn)
+
+
 def _turn(sessions: Sessions, signal: Signal) -> Turn | None:
-    return sessions.turn(signal, own_id=signal.text("request_id"))
+    request = signal.text("request_id")
+    if request is None:
+        return sessions.turn(signal)
+    return sessions.known(request) or sessions.completions.get(request) or sessions.turn(signal, own_id=request)
+
+
+def _place(signal: Signal) -> str:
+    return f"{signal.around('session.id')}/{signal.text(*_PATH)}"
 
 
 def _edit(sessions: Sessions, signal: Signal, turn: Turn, at: int) -> tuple[str, list[ev.Event]]:
     """Return an edit's id, and its proposal when this is the first that is heard of it."""
     path = sessions.source.keyed("path", signal.text(*_PATH) or "")
-    edit_id = f"{turn.turn_id[:64]}/{path[:16]}"
+    edit_id = f"{(signal.text('request_id') or turn.turn_id)[:64]}/{path[:16]}"
     events = sessions.openings(signal, turn, at)
     if sessions.edits.first(f"{turn.session_id}/{edit_id}", True):
         payload = ev.EditProposedPayload(
@@ -66,7 +92,11 @@ def _survival(sessions: Sessions, signal: Signal, at: int) -> Mapped:
         return Mapped(reason="missing_field:survival_rate")
     if not (0 <= four_gram <= 1 and 0 <= no_revert <= 1 and 0 <= delay <= at):
         return Mapped(reason="unmappable")
-    edit_id, events = _edit(sessions, signal, turn, at - int(delay))
+    inline = sessions.inline.get(_place(signal)) if signal.text("edit_source") == "inline_chat" else None
+    if inline is not None and abs(at - int(delay) - inline[0]) <= _SAME_EDIT_MS:
+        edit_id, turn, events = inline[1], inline[2], []
+    else:
+        edit_id, events = _edit(sessions, signal, turn, at - int(delay))
     payload = ev.EditSurvivalPayload(
         edit_id=edit_id,
         horizon_s=round(delay / 1000),
@@ -101,7 +131,10 @@ def _inline(sessions: Sessions, signal: Signal, at: int) -> Mapped:
     turn = sessions.turn(signal, own_id=signal.text("request_id") or f"inline-{signal.around('session.id') or ''}-{at}")
     if not isinstance(accepted, bool) or turn is None:
         return Mapped(reason="missing_field:accepted")
-    return _decided(sessions, signal, turn, at, "accepted" if accepted else "rejected")
+    mapped = _decided(sessions, signal, turn, at, "accepted" if accepted else "rejected")
+    edit_id = next(event.payload.edit_id for event in mapped.events if isinstance(event, ev.EditDecided))
+    sessions.inline.put(_place(signal), (at, edit_id, turn))
+    return mapped
 
 
 def _decided(
@@ -131,11 +164,40 @@ def _session(sessions: Sessions, signal: Signal, at: int) -> Mapped:
     return Mapped(events=opened, reason=None if opened else "not_a_session_event:told_before")
 
 
+def tells_tool(sessions: Sessions, signal: Signal) -> bool:
+    """Whether a record tells a tool's call that no span of the file tells."""
+    if signal.kind != "log" or not signal.name.startswith(_TOOL) or not (sessions.whole and signal.printed):
+        return False
+    turn = sessions.turn(signal)
+    return turn is not None and not turn.tools_told
+
+
+def _tool(sessions: Sessions, signal: Signal, at: int) -> Mapped:
+    turn = sessions.turn(signal)
+    if turn is None:
+        return Mapped(reason="missing_field:traceId")
+    if not tells_tool(sessions, signal):
+        return Mapped(reason="not_a_session_event:told_by_its_span")
+    success, took, error = signal.get("success"), number(signal.get("duration_ms")), signal.text("error.type")
+    duration = took if took is not None and 0 <= took <= at else None
+    failed = success in (False, "false") or error is not None
+    verdict = failure(replace(signal, failed=True)) or ev.ResultClass.OK if failed else ev.ResultClass.OK
+    name, start = (signal.text("gen_ai.tool.name") or "")[:128], at - int(duration or 0)
+    call_id = digest(f"{signal.trace_id}/{signal.span_id}/{name}/{at}/{took}")
+    call = ev.ToolCallPayload(tool_call_id=call_id, name=name, arguments_valid=verdict is not ev.ResultClass.INVALID_ARGUMENTS)
+    answer = ev.ToolResultPayload(tool_call_id=call_id, result_class=verdict, duration_ms=duration)
+    events = sessions.openings(signal, turn, start)
+    events.append(ev.ToolCall(**sessions.envelope(signal, turn, start, f"{call_id}/call"), payload=call))
+    events.append(ev.ToolResult(**sessions.envelope(signal, turn, at, f"{call_id}/result"), payload=answer))
+    return Mapped(events=events)
+
+
 _KNOWN: Final[dict[str, Callable[[Sessions, Signal, int], Mapped]]] = {
     "copilot_chat.edit.survival": _survival,
     "copilot_chat.edit.feedback": _feedback_on_file,
     "copilot_chat.edit.hunk.action": _hunk,
     "copilot_chat.inline.done": _inline,
     "copilot_chat.user.feedback": _vote,
-    "copilot_chat.session.start": _session,
+    _START: _session,
+    _TOOL: _tool,
 }

@@ -123,6 +123,7 @@ class Translator:
     def learn(self, signal: Signal) -> None:
         """Take in what a signal tells about others, before any of its request is mapped."""
         otlp_genai.learn(self._sessions, signal)
+        copilot.learn(self._sessions, signal)
 
     def signal(self, signal: Signal) -> Mapped:
         """Map one signal.
@@ -133,6 +134,10 @@ class Translator:
         if signal.kind == "log" and signal.name.startswith(copilot.PREFIX):
             return copilot.record(self._sessions, signal)
         return otlp_genai.record(self._sessions, signal)
+
+    def tells_tool(self, signal: Signal) -> bool:
+        """Whether a log record is the only one that tells a tool's call."""
+        return copilot.tells_tool(self._sessions, signal)
 
     def taken(self, signal: Signal) -> Answer:
         """Map one signal; one whose values do not fit is answered with `unmappable`."""
@@ -195,6 +200,10 @@ class Mapper:
         if did == "execute_tool":
             yield "tool_calls"
             if signal.failed or "error.type" in signal.attributes:
+                yield "tool_errors"
+        elif self._translator.tells_tool(signal):
+            yield "tool_calls"
+            if signal.get("success") in (False, "false"):
                 yield "tool_errors"
         elif did in otlp_genai.AGENTS and not signal.parent_id:
             yield "user_messages"
