@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 from pydantic import ValidationError
 
 from pipelines.events import Event
-from pipelines.importers import copilot, otlp_genai
+from pipelines.importers import copilot, otlp_agents, otlp_genai
 from pipelines.importers.engine import Mapped
 from pipelines.importers.otlp_sessions import Sessions, Source
 from pipelines.importers.otlp_wire import ROOTS, Fault, Signal, group, signals
@@ -133,6 +133,8 @@ class Translator:
         """
         if signal.kind == "log" and signal.name.startswith(copilot.PREFIX):
             return copilot.record(self._sessions, signal)
+        if signal.kind == "log" and signal.name.startswith(otlp_agents.PREFIXES):
+            return otlp_agents.record(self._sessions, signal)
         return otlp_genai.record(self._sessions, signal)
 
     def tells_tool(self, signal: Signal) -> bool:
@@ -201,11 +203,11 @@ class Mapper:
             yield "tool_calls"
             if signal.failed or "error.type" in signal.attributes:
                 yield "tool_errors"
-        elif self._translator.tells_tool(signal):
+        elif signal.name in otlp_agents.TOOLS or self._translator.tells_tool(signal):
             yield "tool_calls"
             if signal.get("success") in (False, "false"):
                 yield "tool_errors"
-        elif did in otlp_genai.AGENTS and not signal.parent_id:
+        elif (did in otlp_genai.AGENTS and not signal.parent_id) or signal.name in otlp_agents.PROMPTS:
             yield "user_messages"
         elif signal.name.startswith("copilot_chat.edit.feedback"):
             yield "edits"

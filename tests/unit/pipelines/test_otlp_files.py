@@ -121,6 +121,16 @@ def test_a_call_that_no_span_of_the_file_tells_is_taken_from_its_log_record(tmp_
     assert imported(lines(tmp_path / "c.jsonl", logs(sent)))[1]["accepted"] == 0  # a collector writes the spans into another file
 
 
+def test_the_facts_of_a_file_without_spans_are_its_log_records(tmp_path: Path) -> None:
+    tool = {"gen_ai.tool.name": "grep", "duration_ms": 5, "success": False}
+    record = printed("copilot_chat.tool.call", tool)
+    prompt = log("codex.user_prompt", {"conversation.id": "c1", "prompt": "x"})
+    ran = log("codex.tool_result", {"conversation.id": "c1", "tool_name": "shell", "success": "true"})
+    _, counts = imported(lines(tmp_path / "a.jsonl", record, logs(prompt, ran)))
+    assert (counts["tool_calls"], counts["tool_errors"], counts["user_messages"]) == (2, 1, 1)
+    assert counts["events"]["tool_call"] == 2
+
+
 SDK = {"traceId": TRACE, "spanId": SPAN, "name": "chat", "startTime": [1_764_000_000, 0], "endTime": [1_764_000_001, 0]}
 PYTHON = {"name": "chat", "context": {"trace_id": f"0x{TRACE}", "span_id": f"0x{SPAN}"}, "parent_id": None, "attributes": CHAT}
 TIMES = {"start_time": "2025-11-24T16:00:00Z", "end_time": "2025-11-24T16:00:01Z"}
