@@ -121,6 +121,8 @@ def test_a_langsmith_root_is_a_turn_of_its_thread_with_the_runs_in_it() -> None:
         ([{"role": "user", "content": "hi"}], "hi"),
         ([{"type": "human", "content": "hi"}, {"type": "ai", "content": "x"}], "hi"),
         ([[{"id": ["langchain", "HumanMessage"], "kwargs": {"content": [{"type": "text", "text": "hi"}]}}]], "hi"),
+        ([{"type": "human", "data": {"content": "hi"}}], "hi"),
+        ([["system", "be kind"], ["human", "hi"]], "hi"),
         ([{"role": "system", "content": "x"}], None),
     ],
 )
@@ -148,6 +150,134 @@ def test_a_langsmith_run_as_its_sdk_prints_it_has_times_with_a_space_and_cached_
     call = by_type(events, "completion")[0]
     assert (call.session_id, call.payload.cached_tokens, call.payload.duration_ms) == ("th", 64, 1_500.0)
     assert by_type(events, "turn_started")[0].payload.message == "hi"
+
+
+GENERATION = {
+    "generation_info": {"finish_reason": "tool_calls"}, "text": "", "type": "ChatGeneration",
+    "message": {"kwargs": {"usage_metadata": {"input_tokens": 231, "output_tokens": 73, "input_token_details": {"cache_read": 217}}}},
+}  # fmt: skip
+NOTED = {"input_tokens": 231, "output_tokens": 73, "input_token_details": {"cache_read": 217}}
+CHOICE = {"finish_reason": {"index": 0, "delta": {}, "finish_reason": "tool_calls"}}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"outputs": {"generations": [[GENERATION]], "llm_output": {"token_usage": {"prompt_tokens": 1}}}},
+        {"outputs": {"choices": [CHOICE], "usage_metadata": NOTED}},
+        {"outputs": {"choices": [{"finish_reason": "tool_calls"}]}, "extra": {"metadata": {"usage_metadata": NOTED}}},
+        {"outputs": {"generations": [[{"generation_info": {"finish_reason": "tool_use"}}]]}, "token_usage": {"prompt_tokens": 231,
+         "completion_tokens": 73}, "prompt_token_details": {"cache_read": 217}},
+    ],
+)  # fmt: skip
+def test_a_langsmith_run_without_tokens_of_its_own_has_those_that_its_program_noted(tmp_path: Path, told: dict[str, Any]) -> None:
+    run = {"id": "a", "trace_id": "t", "run_type": "llm", "start_time": "2026-02-16T01:35:18", "end_time": "2026-02-16T01:35:20"}
+    (tmp_path / "runs.json").write_text(json.dumps([run | told]))
+    events, _ = imported(langsmith, tmp_path / "runs.json")
+    call = by_type(events, "completion")[0].payload
+    assert (call.prompt_tokens, call.response_tokens, call.cached_tokens, call.finish_reason) == (231, 73, 217, "tool_calls")
+
+
+def test_a_download_of_langsmith_runs_is_turns_of_a_thread_whose_root_may_come_last(tmp_path: Path) -> None:
+    def turn(number: int) -> list[dict[str, Any]]:
+        root, at = f"root-{number}", f"2026-05-01T10:0{number}"
+        thread = {"extra": {"metadata": {"thread_id": "th"}}, "trace_id": root, "error": None, "feedback": [], "tags": []}
+        llm = {"id": f"llm-{number}", "parent_run_id": root, "name": "ChatModel", "run_type": "llm", "inputs": {"messages": [[
+            {"id": ["schema", "SystemMessage"], "kwargs": {"content": "be brief", "type": "system"}},
+            {"id": ["schema", "HumanMessage"], "kwargs": {"content": f"question {number}, with notes", "type": "human"}},
+        ]]}, "outputs": {"generations": [[GENERATION]]}, "start_time": f"{at}:01+00:00", "end_time": f"{at}:03+00:00"}  # fmt: skip
+        asked = {"messages": [{"type": "human", "content": f"question {number}"}]}
+        whole = {"id": root, "parent_run_id": None, "name": "agent", "run_type": "chain", "inputs": asked, "outputs": {},
+                 "start_time": f"{at}:00+00:00", "end_time": f"{at}:09+00:00"}  # fmt: skip
+        votes = [{"key": "helpful", "score": True, "value": None, "comment": "key AKIAABCDEFGHIJKLMNOP"}, {"key": "mood", "value": "calm"}]
+        return [llm | thread, whole | thread | {"feedback": [*votes, {"key": "empty", "score": None, "value": None}]}]
+
+    path = tmp_path / "traces.json"
+    path.write_text(json.dumps([*turn(2), *turn(1)], indent=2))
+    assert registry.recognise(sniffing.look(path)) == "langsmith"
+    events, counts = imported(langsmith, path)
+    assert {event.session_id for event in events} == {"th"}
+    places = {event.payload.message: (event.payload.turn_index, event.turn_id) for event in by_type(events, "turn_started")}
+    assert places == {"question 1": (0, "root-1"), "question 2": (1, "root-2")}
+    judged = [event.payload for event in by_type(events, "evaluation") if event.turn_id == "root-1"]
+    assert [(item.name, item.score_value, item.score_label, item.explanation) for item in judged] == [
+        ("helpful", 1.0, None, "key <redacted:aws_key>"), ("mood", None, "calm", None),
+    ]  # fmt: skip
+    assert counts["rejected"] == {"not_a_session_event:invoke_agent": 2}
+
+
+def test_langsmith_runs_in_the_words_of_its_command_line_and_of_its_newer_interface(tmp_path: Path) -> None:
+    times = {"start_time": "2026-02-15T19:16:45.290780Z", "end_time": "2026-02-15T19:16:46.683732Z", "parent_run_id": None}
+    run = {"run_id": "a", "trace_id": "t", "name": "Chat", "run_type": "LLM", "status": "success", "duration_ms": 1392} | times
+    noted = {"custom_metadata": {"ls_model_name": "m", "thread_id": "th"}, "token_usage": {"prompt_tokens": 516, "completion_tokens": 61}}
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"trace_id": "t", "run_count": 1, "runs": [run | noted]}, indent=2))
+    assert registry.recognise(sniffing.look(path)) == "langsmith"
+    call = by_type(imported(langsmith, path)[0], "completion")[0]
+    assert (call.session_id, call.payload.model, call.payload.prompt_tokens, call.payload.response_tokens) == ("th", "m", 516, 61)
+
+
+@pytest.mark.parametrize("first", ["id", "name", "run_id", "inputs"])
+def test_langsmith_runs_longer_than_a_head_are_recognised_and_reports_about_runs_are_not(tmp_path: Path, first: str) -> None:
+    run = {first: "a", "id": "a", "run_type": "chain", "start_time": "2026-02-15T19:16:45", "outputs": "x" * 70_000}
+    path = tmp_path / "runs.json"
+    for whole in ([run], {"trace_id": "t", "run_count": 1, "runs": [run]}, {"rule_id": "r", "start_time": "t", "runs": [run]}):
+        path.write_text(json.dumps(whole, indent=2))
+        assert registry.recognise(sniffing.look(path)) == "langsmith"
+    path.write_text(json.dumps({"status": "passed", "checks": [{"first_match": {"run_type": "chain"}}]}, indent=2))
+    assert registry.recognise(sniffing.look(path)) is None
+
+
+def test_a_batch_that_a_langsmith_client_sends_is_its_runs_finished(tmp_path: Path) -> None:
+    own = "0f0e0d0c-0b0a-4908-8706-050403020100"
+    order = {"dotted_order": f"20260301T080000000000Z{own}", "trace_id": own}
+    begun = {"id": own, "name": "Chat", "run_type": "llm", "start_time": 1_764_000_000_000, "inputs": {"messages": [
+        {"role": "user", "content": "hi"}]}, "outputs": None}  # fmt: skip
+    ended = {"end_time": 1_764_000_000_800, "outputs": {"choices": [{"finish_reason": "stop"}], "usage_metadata": NOTED}, "inputs": None}
+    path = tmp_path / "batch.json"
+    path.write_text(json.dumps({"post": [begun | order], "patch": [ended | order]}))
+    assert registry.recognise(sniffing.look(path)) == "langsmith"
+    events, counts = imported(langsmith, path)
+    call = by_type(events, "completion")[0].payload
+    assert (call.completion_id, call.duration_ms, call.prompt_tokens, counts["lines"]) == (own, 800.0, 231, 1)
+    assert by_type(events, "turn_started")[0].payload.message == "hi"
+    path.write_text(json.dumps({"post": [begun | order], "patch": []}))
+    assert by_type(imported(langsmith, path)[0], "completion")[0].payload.duration_ms is None
+
+
+@pytest.mark.parametrize(
+    ("output", "verdict"),
+    [
+        ({"type": "tool", "status": "success", "content": "Error 404 is what the page says", "tool_call_id": "k"}, "ok"),
+        ({"type": "tool", "status": "error", "content": "Error: 2 validation errors for Args", "tool_call_id": "k"}, "invalid_arguments"),
+        ({"kwargs": {"status": "error", "content": "Error: gerp is not a valid tool, try grep.", "tool_call_id": "k"}}, "unknown_tool"),
+        ({"kwargs": {"status": "error", "content": [{"type": "text", "text": "x"}], "tool_call_id": "k"}}, "unexpected_environment"),
+    ],
+)
+def test_a_failure_that_a_langsmith_tool_answers_is_a_failed_call(tmp_path: Path, output: dict[str, Any], verdict: str) -> None:
+    run = {"id": "a", "trace_id": "t", "run_type": "tool", "name": "grep", "start_time": "2026-02-16T01:35:18", "error": None}
+    (tmp_path / "runs.jsonl").write_text(json.dumps(run | {"end_time": "2026-02-16T01:35:19", "outputs": {"output": output}}))
+    events, _ = imported(langsmith, tmp_path / "runs.jsonl")
+    result = by_type(events, "tool_result")[0].payload
+    assert (result.result_class, result.tool_call_id) == (verdict, "k")
+
+
+@pytest.mark.parametrize(
+    ("stats", "expected"),
+    [
+        ({"n": 2, "avg": 0.5, "values": {}}, [(0.5, None)]),
+        ({"n": 0, "avg": None, "values": {"CALM": 1, "ANGRY": 3}}, [(None, "ANGRY")]),
+        ({"n": 0, "avg": None, "values": {}}, []),
+    ],
+)
+def test_langsmiths_feedback_is_a_mean_or_its_commonest_word(
+    tmp_path: Path, stats: dict[str, Any], expected: list[tuple[object, object]]
+) -> None:
+    run = {"id": "a", "trace_id": "t", "run_type": "chain", "start_time": "2026-02-16T01:35:18", "feedback_stats": {"mood": stats}}
+    (tmp_path / "runs.json").write_text(json.dumps([run | {"inputs": {}}]))
+    events, counts = imported(langsmith, tmp_path / "runs.json")
+    assert [(event.payload.score_value, event.payload.score_label) for event in by_type(events, "evaluation")] == expected
+    assert not [reason for reason in counts["rejected"] if reason.startswith("missing")]
 
 
 @pytest.mark.parametrize("module", [langfuse, langsmith])
@@ -183,7 +313,8 @@ FIELDS = st.sampled_from([
     "id", "traceId", "trace_id", "type", "run_type", "startTime", "endTime", "start_time", "end_time", "timestamp", "observations",
     "scores",
     "value", "stringValue", "name", "input", "inputs", "outputs", "usage", "usageDetails", "modelParameters", "extra", "feedback_stats",
-    "child_runs", "error", "level", "sessionId", "completionStartTime", "prompt_tokens", "observationId", "comment",
+    "child_runs", "error", "level", "sessionId", "post", "patch", "feedback", "run_id",
+    "token_usage", "custom_metadata", "thread_id", "completionStartTime", "prompt_tokens", "observationId", "comment",
 ])  # fmt: skip
 WHOLE = st.fixed_dictionaries({
     "id": st.just("a"), "traceId": st.just("t"), "trace_id": st.just("t"), "type": st.sampled_from(["GENERATION", "TOOL"]),
