@@ -77,7 +77,8 @@ def _is_sdk_object(value: Mapping[str, Any]) -> bool:
         return isinstance(value.get("resource"), dict)
     times = _pair(value.get("hrTime")) or (_pair(value.get("startTime")) and ("spanId" in value or "spanContext" in value))
     told = isinstance(value.get("context"), dict) and "trace_id" in value["context"] and "start_time" in value
-    plain = "span_id" in value and "trace_id" in value and ("startTimeUnixNano" in value or "observed_timestamp" in value)
+    nanos = any(name in value for name in ("startTimeUnixNano", "observedTimeUnixNano", "observed_timestamp"))
+    plain = nanos and ("traceId" in value or "trace_id" in value)
     return is_sdk_object(value) and (times or told or plain)
 
 

@@ -110,11 +110,15 @@ def signals(document: object) -> Iterator[Signal | Fault]:
 
 
 def is_sdk_object(value: Mapping[str, Any]) -> bool:
-    """Whether this is a span or a log record as an SDK prints it."""
-    if "hrTime" in value or "observed_timestamp" in value:
+    """Whether this is a span or a log record as an SDK prints it, or one that stands alone."""
+    if _is_sdk_log(value) or "observedTimeUnixNano" in value:
         return True
     named = any(isinstance(value.get(name), str) for name in ("traceId", "trace_id")) or isinstance(_context(value), dict)
     return named and any(name in value for name in ("startTime", "start_time", "startTimeUnixNano", "start_time_unix_nano"))
+
+
+def _is_sdk_log(value: Mapping[str, Any]) -> bool:
+    return "hrTime" in value or "observed_timestamp" in value
 
 
 def _context(value: Mapping[str, Any]) -> object:
@@ -211,14 +215,14 @@ def _sdk_object(line: Mapping[str, Any]) -> Iterator[Signal | Fault]:
     raw = _field(resource, "attributes", "_rawAttributes", "_attributes") if isinstance(resource, dict) else None
     around, ids = _attributes(raw), context if isinstance(context, dict) else line
     trace_id, span_id = _field(ids, "traceId", "trace_id"), _field(ids, "spanId", "span_id")
-    if "hrTime" in line or "observed_timestamp" in line:
+    if _is_sdk_log(line) or "observedTimeUnixNano" in line:
         attributes, body = _attributes(line.get("attributes")), _field(line, "_body", "body")
-        at = _time_ms(_field(line, "hrTime", "timestamp"))
-        at = at if at is not None else _time_ms(_field(line, "hrTimeObserved", "observed_timestamp"))
-        name = _event_name(_field(line, "_eventName", "eventName", "event_name"), attributes, body)
+        at = _time_ms(_field(line, "hrTime", "timestamp", "timeUnixNano"))
+        at = at if at is not None else _time_ms(_field(line, "hrTimeObserved", "observed_timestamp", "observedTimeUnixNano"))
+        name = _event_name(_field(line, "_eventName", "eventName", "event_name", "name"), attributes, body)
         yield Signal(
             kind="log", name=name, start_ms=at, at_ms=at, trace_id=_id(trace_id), span_id=_id(span_id), attributes=attributes,
-            context=around, body=body, printed=True,
+            context=around, body=body, printed=_is_sdk_log(line),
         )  # fmt: skip
         return
     if "end_time" in line and line["end_time"] is None:  # Python's processors may print a span when it starts

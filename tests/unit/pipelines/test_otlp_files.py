@@ -185,3 +185,21 @@ def test_a_turn_whose_conversation_is_named_late_leaves_no_gap_where_it_was_gues
     events, _ = imported(lines(tmp_path / "a.jsonl", early, named, own))
     places = {event.session_id: event.payload.turn_index for event in events if event.type == "turn_started"}
     assert places == {"c1": 0, "window": 0}
+
+
+def test_evaluations_and_spans_that_a_service_logs_one_by_one_are_read(tmp_path: Path) -> None:
+    resource = {"attributes": {"service.name": "desk"}}
+    line = {"resource": resource, "scope": {"name": "tracer"}, "traceId": TRACE, "spanId": SPAN, "name": "chat", "kind": "INTERNAL"}
+    times = {"startTimeUnixNano": START * 10**6, "endTimeUnixNano": (START + 700) * 10**6}
+    score = {"gen_ai.evaluation.name": "Correct", "gen_ai.evaluation.score.value": 0.25, "gen_ai.evaluation.score.label": "Poor"}
+    judged = {
+        "resource": resource, "traceId": TRACE, "timeUnixNano": (START + 9_000) * 10**6, "observedTimeUnixNano": (START + 9_500) * 10**6,
+        "severityNumber": 9, "name": "gen_ai.evaluation.result", "attributes": score | {"session.id": "s1"},
+    }  # fmt: skip
+    path = lines(tmp_path / "events.jsonl", judged, line | times | {"attributes": CHAT})
+    assert registry.recognise(sniffing.look(path)) == "otlp"
+    events, _ = imported(path)
+    found = one(events, "evaluation")
+    assert (found.session_id, found.turn_id, found.occurred_at_ms) == ("c1", TRACE, START + 9_000)
+    assert (found.payload.score_value, found.payload.score_label) == (0.25, "Poor")
+    assert one(events, "completion").payload.duration_ms == 700.0
