@@ -5,6 +5,7 @@ Takes: the dict that `bench.run` gives. Gives: text, and an SVG or PNG. Leaves o
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 
@@ -31,30 +32,34 @@ def text(done: Mapping[str, Any]) -> str:
 
 
 def plot(done: Mapping[str, Any], path: Path) -> None:
-    """Draw speeds by subject, the pipeline by size, and where its time goes; the name's ending says which format."""
+    """Draw speeds by subject, the pipeline by size, where its time goes and its memory; the name's ending says which format."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    figure, ((left, middle), (below, right)) = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
     speeds = {name: rate for name, rate in done["events_per_s_core"].items() if rate is not None}
     bars = left.barh(list(speeds)[::-1], list(speeds.values())[::-1], color="#4c78a8")
     left.bar_label(bars, fmt="{:,.0f}", padding=3)
-    left.set(xscale="log", xlabel="events / s / core", title=f"{done['headline_size']:,} events")
-    left.margins(x=0.25)
-    sizes = [int(size) for size in done["by_size"]]
-    middle.plot(sizes, list(done["by_size"].values()), marker="o", color="#f58518")
-    middle.set(xscale="log", xlabel="events", ylabel="events / s / core", title="pipeline by size", ylim=(0, None))
-    parts = {item["size"]: item["parts_s"] for item in done["measures"] if item["subject"] == "pipeline"}
-    records = {int(size): number for size, number in done["records"].items()}
-    bottom = [0.0] * len(parts)
+    fastest = max(speeds.values())
+    left.set(xscale="log", xlabel="events / s / core", title=f"{done['headline_size']:,} events", xlim=(None, fastest * 5))
+    rates = {int(size): rate for size, rate in done["by_size"].items()}
+    middle.plot(list(rates), list(rates.values()), marker="o", color="#f58518")
+    middle.set(xscale="log", xlabel="events", ylabel="events / s / core", title="pipeline by size", ylim=(0, max(rates.values()) * 1.2))
+    own = [item for item in done["measures"] if item["subject"] == "pipeline"]
+    names = [f"{size:,}" for size in rates]
+    bottom = [0.0] * len(rates)
     for name in ("append", "distil"):
-        costs = [parts[size].get(name, 0.0) / records[size] * 1e6 for size in parts]
-        right.bar([f"{size:,}" for size in parts], costs, bottom=bottom, label=name)
+        costs = [median(item["parts_s"][name] / item["records"] * 1e6 for item in own if item["size"] == size) for size in rates]
+        below.bar(names, costs, bottom=bottom, label=name)
         bottom = [a + b for a, b in zip(bottom, costs, strict=True)]
-    right.set(ylabel="µs / event", title="where the pipeline's time goes")
-    right.legend()
+    below.set(ylabel="µs / event", title="where the pipeline's time goes", ylim=(0, max(bottom) * 1.25))
+    below.legend(loc="upper right", ncols=2)
+    peaks = [max(item["peak_rss_bytes"] for item in own if item["size"] == size) / 1e9 for size in rates]
+    right.bar_label(right.bar(names, peaks, color="#72b7b2"), fmt="{:.2f}", label_type="center")
+    right.axhline(4.0, color="grey", linestyle="--", linewidth=1)
+    right.set(ylabel="GB", title="peak memory (dashed: goal)", ylim=(0, max(4.0, *peaks) * 1.2))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)
