@@ -175,9 +175,9 @@ def test_a_killed_engine_is_restarted_and_requests_that_met_its_death_are_answer
         os.kill(pid, signal.SIGKILL)
         answers = [future.result(120) for future in waiting]
     assert [answer.status_code for answer in answers] == [200] * 8
-    status = served.wait(lambda status: status["replicas"][0]["state"] == "serving")
+    # On a fast machine the answers are there before the death is noticed, and the state is still the old engine's.
+    status = served.wait(lambda status: status["replicas"][0]["pid"] != pid and status["replicas"][0]["state"] == "serving")
     assert status["replicas"][0]["restarts"] == before["restarts"] + 1
-    assert status["replicas"][0]["pid"] != pid
 
 
 def _altered_copy(home: Home, identity: str, *, scale: float) -> str:
