@@ -76,6 +76,8 @@ def source_options(config: SignalsConfig, home: Home, *, starting: str) -> dict[
         "startingOffsets": starting,
         "failOnDataLoss": "true",
         "maxOffsetsPerTrigger": str(config.signals.max_offsets_per_trigger),
+        # A batch knows where it ends, yet its last fetch of each partition waits for more: half a second each by Kafka's default.
+        "kafka.fetch.max.wait.ms": "20",
     }
     security = dict(config.kafka.security)
     if certificate := security.pop("ssl_cafile", None):
