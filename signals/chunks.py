@@ -20,9 +20,10 @@ import pyarrow.compute as pc
 from pipelines.storage import Home
 from signals import delta, parts
 
-EVENTS_A_TASK: Final = 100_000
-"""With the rows that are made of them about half a gigabyte in a task's process."""
-BYTES_A_TASK: Final = 64 * 2**20
+EVENTS_A_TASK: Final = 50_000
+"""With the rows that are made of them some hundred megabytes in a task's process, beside the model of follow-ups; twice as many were no
+faster."""
+BYTES_A_TASK: Final = 32 * 2**20
 """The same in compressed bytes of the files: where prompts are long, events are large."""
 WORTH_A_TASK: Final = 0.1
 """Share of a full task below which one more costs more than it saves."""
