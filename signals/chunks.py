@@ -21,8 +21,8 @@ from pipelines.storage import Home
 from signals import delta, parts
 
 EVENTS_A_TASK: Final = 50_000
-"""With the rows that are made of them some hundred megabytes in a task's process, beside the model of follow-ups; twice as many were no
-faster."""
+"""With the rows that are made of them some hundred megabytes in a task's process, beside the model of follow-ups; twice as many were
+hardly faster."""
 BYTES_A_TASK: Final = 32 * 2**20
 """The same in compressed bytes of the files: where prompts are long, events are large."""
 WORTH_A_TASK: Final = 0.1
