@@ -119,9 +119,7 @@ class Sink:
             return
         planned = {partition: (starts.get(partition, 0), end) for partition, end in sorted(ends.items())}
         identity = offsets.transaction_id(stream)
-        limits = intake.Limits(
-            max_bytes=self.config.kafka.max_event_bytes, future_ms=int(self.config.signals.future_allowance_s * 1000)
-        )  # fmt: skip
+        limits = intake.limits(self.config)
         # 1. Events and what is refused, in one pass without a cache; what (stream, batch) committed before is not written again.
         self._write_parts(records, limits, (identity, batch))
         # 2. What no table holds now names a file, or was lost from a table: read again, by its place, and written where it belongs.
@@ -168,7 +166,11 @@ class Sink:
                 self.after(name)
 
     def _write_rest(self, judged: DataFrame, identity: str, batch: int) -> None:
-        """Write to quarantine what is no event, and to events what is one after all or what a claim's file holds."""
+        """Write to quarantine what is no event, and to events what is one after all or what a claim's file holds.
+
+        Under a transaction of its own: Delta passes over a second commit of the batch's, and both tables may have had one for the files.
+        """
+        rest = f"{identity}:rest"
         judged = judged.persist()
         try:
             kinds = {(row["event"], row["claim"]) for row in judged.groupBy(
@@ -179,8 +181,8 @@ class Sink:
                 judged.unpersist()
                 judged = whole
             if kinds - {(False, False)}:
-                self._commit(intake.accepted(judged), "events", f"{identity}:rest", batch)
-            self._commit(intake.refused(judged), "quarantine", identity, batch)
+                self._commit(intake.accepted(judged), "events", rest, batch)
+            self._commit(intake.refused(judged), "quarantine", rest, batch)
         finally:
             judged.unpersist()
 

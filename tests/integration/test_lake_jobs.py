@@ -208,20 +208,43 @@ def test_a_large_event_travels_as_a_claim_and_a_missing_file_can_be_replayed_lat
     files["gone"].unlink()
     files["altered"].write_bytes(files["altered"].read_bytes().replace(b"word", b"sword"))
     outside = claims.Claim(uri="file:///etc/hostname", sha256="0" * 64, size_bytes=1, session_id="s9")
-    made.send([message("small", session="s5", at_ms=T0)], (b"s9", claims.encode(outside)))
+    made.send([message("small", session="s5", at_ms=T0)], (b"s9", claims.encode(outside)), (b"s9", b"{"))
     totals = made.append()
-    assert (totals.rows, totals.quarantined) == (2, 3)
+    assert (totals.rows, totals.quarantined) == (2, 4)
     whole = lake.events(made.home, session_id="s0").to_pylist()[0]
     assert whole["payload"]["message"] == texts[0].strip() or whole["payload"]["message"].startswith("whole word")
     refused = {row["reason"]: row for row in lake.read(made.home, "quarantine").to_pylist()}
-    assert set(refused) == {"claim_missing", "claim_mismatch", "claim_foreign"}
+    assert set(refused) == {"claim_missing", "claim_mismatch", "claim_foreign", "malformed_json"}
     files["gone"].write_bytes(gone)
     done = replay.replay(made.spark, made.home, made.config, reason=None, now=NOW)
-    assert (done.looked_at, done.accepted, done.sessions) == (3, 1, 1)
-    assert done.reasons == {"claim_foreign": 1, "claim_mismatch": 1}
+    assert (done.looked_at, done.accepted, done.sessions) == (4, 1, 1)
+    assert done.reasons == {"claim_foreign": 1, "claim_mismatch": 1, "malformed_json": 1}
     moved = lake.events(made.home, session_id="s1").to_pylist()[0]
     assert (moved["partition"], moved["offset"]) == (refused["claim_missing"]["partition"], refused["claim_missing"]["offset"])
     assert "s1" in lake.turns(made.home)["session_id"].to_pylist()
+    assert made.check()["ok"]
+
+
+def test_a_batch_of_events_faults_and_claims_is_written_once_wherever_it_is_killed(made: Deployment) -> None:
+    large = message("large", session="s1", at_ms=T0)
+    kept = claims.put(made.config.kafka, made.home, codec.encode(large), session_id="s1", now=NOW)
+    gone = claims.Claim(uri=f"{claims.root(made.config.kafka, made.home)}/gone", sha256="0" * 64, size_bytes=1, session_id="s2")
+    events = world(13, 3)
+    made.send(events, (b"s1", claims.encode(kept)), (b"s2", claims.encode(gone)), (b"s2", b"{"))
+    commits: list[str] = []
+
+    def die(step: str) -> None:
+        commits.append(step)
+        if len(commits) in {1, 2, 3, 5}:  # the fourth is the third again, of which nothing is left to do
+            raise ContractViolation("the process dies here")
+
+    for _ in range(4):
+        with pytest.raises(Exception, match="dies here"):
+            made.append(after=die)
+    made.append(after=die)
+    assert commits == ["events", "quarantine", "events", "events", "quarantine", "offset_ledger"]
+    assert sorted(lake.events(made.home)["event_id"].to_pylist()) == sorted(item.event_id for item in [*events, large])
+    assert sorted(lake.read(made.home, "quarantine")["reason"].to_pylist()) == ["claim_missing", "malformed_json"]
     assert made.check()["ok"]
 
 
