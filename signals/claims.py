@@ -6,6 +6,7 @@ Takes: records of a batch that are claims. Gives: the same records with the even
 Leaves out: what a claim is and who writes it (`pipelines/claims.py`), what the event is worth (`intake.py`, asked here).
 """
 
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -88,13 +89,10 @@ def redeemed(judged: DataFrame, config: SignalsConfig, home: Home) -> DataFrame:
     place = ("topic", "partition", "offset")
     records = judged.where(claim).select("key", F.col("raw").alias("value"), *place, F.col("arrived_at").alias("timestamp"))
     whole, lost = redeem(judged.sparkSession, records, root=claims.root(config.kafka, home))
-    future_ms = int(config.signals.future_allowance_s * 1000)
-    found = judged.where(~claim).unionByName(
-        intake.judged(whole, intake.Limits(max_bytes=config.kafka.max_claim_bytes, future_ms=future_ms))
-    )
+    limits = intake.limits(config)
+    found = judged.where(~claim).unionByName(intake.judged(whole, replace(limits, max_bytes=config.kafka.max_claim_bytes)))
     for fault, frame in lost.items():
-        again = intake.judged(frame, intake.Limits(max_bytes=config.kafka.max_event_bytes, future_ms=future_ms))
-        found = found.unionByName(again.withColumn("reason", F.lit(fault)))
+        found = found.unionByName(intake.judged(frame, limits).withColumn("reason", F.lit(fault)))
     return found
 
 

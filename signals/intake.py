@@ -24,6 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pipelines import codec
 from pipelines.codec import FUTURE_TOLERANCE_MS
 from pipelines.errors import Rejected
+from signals.config import SignalsConfig
 from signals.tables import EVENTS, INSTANT, QUARANTINE
 from signals.wire import arrow_fields
 
@@ -45,6 +46,11 @@ class Limits:
     """Larger values are `oversized` and not read."""
     future_ms: int = FUTURE_TOLERANCE_MS
     """How far an event may be ahead of its record."""
+
+
+def limits(config: SignalsConfig) -> Limits:
+    """Return the limits of a deployment's records; what a claim's file holds may be larger."""
+    return Limits(max_bytes=config.kafka.max_event_bytes, future_ms=int(config.signals.future_allowance_s * 1000))
 
 
 def fingerprint(sent: bytes) -> str:

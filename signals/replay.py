@@ -63,9 +63,7 @@ def _records(spark: SparkSession, home: Home, reason: str | None) -> DataFrame:
 
 def _judged(spark: SparkSession, home: Home, config: SignalsConfig, reason: str | None) -> DataFrame:
     """Judge the records again; those that are claims are looked up again."""
-    future_ms = int(config.signals.future_allowance_s * 1000)
-    plain = intake.judged(_records(spark, home, reason), intake.Limits(max_bytes=config.kafka.max_event_bytes, future_ms=future_ms))
-    return claims.redeemed(plain, config, home)
+    return claims.redeemed(intake.judged(_records(spark, home, reason), intake.limits(config)), config, home)
 
 
 def replay(
