@@ -17,7 +17,7 @@ from typing import Final
 from pipelines import events as ev
 from pipelines.commands import destroys_by_call
 from pipelines.importers.engine import Mapped
-from pipelines.importers.otlp_genai import failure_in, finish_reason
+from pipelines.importers.otlp_genai import arguments_hash, failure_in, finish_reason
 from pipelines.importers.otlp_sessions import Sessions, Turn
 from pipelines.importers.otlp_wire import Signal, number, whole_number
 from pipelines.importers.records import parse
@@ -69,10 +69,10 @@ def _call(sessions: Sessions, signal: Signal, at: int) -> Mapped:
         return Mapped(reason="not_a_session_event:codex.sse_event")
     turn, took = _turn(sessions, signal), None if signal.name == "codex.sse_event" else _duration(signal, at)  # Codex: of the event
     start, failed = at - int(took or 0), signal.name.endswith("_error")
-    prompted, cached = _count(signal, "input_tokens", "input_token_count"), _count(signal, *_CACHED)
+    prompted, cached = signal.count("input_tokens", "input_token_count"), signal.count(*_CACHED)
     if signal.name.startswith("claude_code."):  # whose input does not count what came from the cache or went into it
-        prompted += cached + _count(signal, "cache_creation_tokens")
-    thought = _count(signal, "thoughts_token_count")  # Gemini: beside the output; Claude Code's and Codex's output holds them
+        prompted += cached + signal.count("cache_creation_tokens")
+    thought = signal.count("thoughts_token_count")  # Gemini: beside the output; Claude Code's and Codex's output holds them
     own = signal.text("request_id") or digest(f"{turn.turn_id}/{at}/{signal.get('event.sequence')}/{prompted}")
     events = sessions.openings(signal, turn, start)
     payload = ev.CompletionPayload(
@@ -83,7 +83,7 @@ def _call(sessions: Sessions, signal: Signal, at: int) -> Mapped:
         ttft_ms=number(signal.get("ttft_ms")),
         duration_ms=took,
         prompt_tokens=min(prompted, 2**31 - 1),
-        response_tokens=min(_count(signal, "output_tokens", "output_token_count") + thought, 2**31 - 1),
+        response_tokens=min(signal.count("output_tokens", "output_token_count") + thought, 2**31 - 1),
         cached_tokens=cached,
         capture_error="no_token_ids",
     )
@@ -132,7 +132,7 @@ def _answered(sessions: Sessions, signal: Signal, at: int, verdict: ev.ResultCla
         tool_call_id=call_id,
         name=name[:128],
         arguments_valid=verdict is not ev.ResultClass.INVALID_ARGUMENTS,
-        arguments_hash=None if arguments is None else keyed("arguments", arguments if isinstance(arguments, str) else repr(arguments)),
+        arguments_hash=arguments_hash(sessions, arguments),
         destructive=destroys_by_call(name, arguments),
     )
     answer = ev.ToolResultPayload(tool_call_id=call_id, result_class=verdict, duration_ms=took, output_bytes=_size(signal))
@@ -159,11 +159,6 @@ def _size(signal: Signal) -> int | None:
 def _duration(signal: Signal, at: int) -> float | None:
     took = number(signal.get("duration_ms", "duration"))
     return took if took is not None and 0 <= took <= at else None
-
-
-def _count(signal: Signal, *names: str) -> int:
-    found = whole_number(signal.get(*names))
-    return found if found is not None and 0 <= found < 2**31 else 0
 
 
 _KNOWN: Final[dict[str, Callable[[Sessions, Signal, int], Mapped]]] = {

@@ -171,8 +171,8 @@ def _model_call(sessions: Sessions, signal: Signal) -> Mapped:
         return Mapped(reason=placed)
     turn, start, end = placed
     own = signal.text("gen_ai.response.id", "llm.response.id", "ai.response.id")
-    prompted = _tokens(signal, "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
-    answered = _tokens(signal, "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
+    prompted = signal.count("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
+    answered = signal.count("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
     completion = own or f"{signal.trace_id}:{signal.span_id}"
     if own:
         completion_of = _round(sessions, own, Call(start_ms=start, end_ms=end, tokens=(prompted, answered)))
@@ -196,8 +196,7 @@ def _model_call(sessions: Sessions, signal: Signal) -> Mapped:
         duration_ms=float(end - start) if signal.kind == "span" and signal.ended and end >= start else None,
         prompt_tokens=prompted,
         response_tokens=answered,
-        cached_tokens=_tokens(
-            signal,
+        cached_tokens=signal.count(
             "gen_ai.usage.cache_read.input_tokens",
             "gen_ai.usage.cache_read_input_tokens",
             "ai.usage.cachedInputTokens",
@@ -225,12 +224,6 @@ def _round(sessions: Sessions, own: str, call: Call) -> str | None:
     return own if not told else f"{own[:100]}/{call.end_ms}"
 
 
-def _tokens(signal: Signal, *names: str) -> int:
-    """Return a token count, 0 when there is none that an int32 column holds."""
-    found = whole_number(signal.get(*names))
-    return found if found is not None and 0 <= found < 2**31 else 0
-
-
 def _finish(signal: Signal) -> str | None:
     reasons = signal.get("gen_ai.response.finish_reasons", "gen_ai.response.finish_reason", "gen_ai.completion.0.finish_reason")
     first = reasons[0] if isinstance(reasons, list) and reasons else reasons
@@ -252,7 +245,6 @@ def _tool(sessions: Sessions, signal: Signal) -> Mapped:
     if isinstance(placed, str):
         return Mapped(reason=placed)
     turn, start, end = placed
-    keyed = sessions.source.keyed
     verdict = failure(signal) or ev.ResultClass.OK
     call_id = (
         signal.text("gen_ai.tool.call.id", "tool.call.id", "tool_call.id", "ai.toolCall.id") or f"{signal.trace_id}:{signal.span_id}"
@@ -264,7 +256,7 @@ def _tool(sessions: Sessions, signal: Signal) -> Mapped:
         tool_call_id=call_id,
         name=(named or signal.name.removeprefix("execute_tool ").strip())[:128],
         arguments_valid=verdict is not ev.ResultClass.INVALID_ARGUMENTS,
-        arguments_hash=keyed("arguments", arguments if isinstance(arguments, str) else repr(arguments)) if arguments is not None else None,
+        arguments_hash=arguments_hash(sessions, arguments),
         destructive=destroys_by_call(named or signal.name, arguments),
     )
     size = None if result is None else len((result if isinstance(result, str) else repr(result)).encode("utf-8", "replace"))
@@ -279,6 +271,13 @@ def _tool(sessions: Sessions, signal: Signal) -> Mapped:
     events.append(ev.ToolCall(**sessions.envelope(signal, turn, start, f"{seed}/call"), payload=call))
     events.append(ev.ToolResult(**sessions.envelope(signal, turn, end, f"{seed}/result"), payload=answer))
     return Mapped(events=events)
+
+
+def arguments_hash(sessions: Sessions, arguments: object) -> str | None:
+    """Return the keyed hash of a tool call's arguments; None where they were not captured."""
+    if arguments is None:
+        return None
+    return sessions.source.keyed("arguments", arguments if isinstance(arguments, str) else repr(arguments))
 
 
 def failure(signal: Signal) -> ev.ResultClass | None:

@@ -72,6 +72,11 @@ class Signal:
                 return value
         return None
 
+    def count(self, *names: str) -> int:
+        """Return the first of these attributes as a count; 0 when it is none that an int32 column holds."""
+        found = whole_number(self.get(*names))
+        return found if found is not None and 0 <= found < 2**31 else 0
+
     def around(self, *names: str) -> str | None:
         """Return the first of these texts in the attributes or the context."""
         for name in names:
