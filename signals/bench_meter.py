@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -15,38 +15,36 @@ import psutil
 
 SAMPLE_S: Final = 0.2
 
+Started = tuple[int, float]
+"""A process: its id and when it began."""
 
-def tree(root: int, without: frozenset[int]) -> Iterator[psutil.Process]:
-    """Yield a process and its descendants, without some (and theirs)."""
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What one process has at a moment."""
+
+    rss_bytes: int
+    cpu_s: float
+    """So far, without its children."""
+
+
+def used(root: int, without: frozenset[int]) -> dict[Started, Used]:
+    """Return what a process and its descendants use, without some (and theirs)."""
+    found: dict[Started, Used] = {}
+    left_out = set(without)
     try:
         process = psutil.Process(root)
-        children = process.children()
+        everyone = [process, *process.children(recursive=True)]  # parents before their children
     except psutil.NoSuchProcess:
-        return
-    yield process
-    for child in children:
-        if child.pid not in without:
-            yield from tree(child.pid, without)
-
-
-def memory(root: int, without: frozenset[int]) -> dict[str, int]:
-    """Return resident bytes of a tree by kind: `jvm`, `python`."""
-    found = {"jvm": 0, "python": 0}
-    for process in tree(root, without):
+        return found
+    for process in everyone:
         try:
-            found["jvm" if process.name() == "java" else "python"] += process.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
-    return found
-
-
-def processor_s(root: int, without: frozenset[int]) -> dict[tuple[int, float], float]:
-    """Return the processor time of each process of a tree so far, seconds, by its id and when it began."""
-    found: dict[tuple[int, float], float] = {}
-    for process in tree(root, without):
-        try:
-            times = process.cpu_times()
-            found[process.pid, process.create_time()] = times.user + times.system
+            if process.pid != root and {process.pid, process.ppid()} & left_out:
+                left_out.add(process.pid)
+                continue
+            with process.oneshot():
+                times = process.cpu_times()
+                found[process.pid, process.create_time()] = Used(process.memory_info().rss, times.user + times.system)
         except psutil.NoSuchProcess:
             continue
     return found
@@ -59,7 +57,6 @@ class Reading:
     seconds: float = 0.0
     cpu_s: float = 0.0
     peak_rss_bytes: int = 0
-    peak_by_kind: dict[str, int] = field(default_factory=dict)
 
 
 class Meter:
@@ -72,7 +69,7 @@ class Meter:
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._lock = threading.Lock()
         self._open: list[Reading] = []
-        self._used: dict[tuple[int, float], float] = {}
+        self._cpu_s: dict[Started, float] = {}
         """Also of processes that ended: Spark replaces its Python workers, and their parent may not have waited for them."""
         self.peak = 0
         """Largest sum of resident bytes seen."""
@@ -91,20 +88,19 @@ class Meter:
 
     def look(self) -> None:
         """Take one sample now."""
-        found, used = memory(self._root, self._without), processor_s(self._root, self._without)
-        total = sum(found.values())
+        found = used(self._root, self._without)
+        total = sum(own.rss_bytes for own in found.values())
         with self._lock:
-            self._used |= used
+            self._cpu_s |= {process: own.cpu_s for process, own in found.items()}
             self.peak = max(self.peak, total)
             for reading in self._open:
-                if total > reading.peak_rss_bytes:
-                    reading.peak_rss_bytes, reading.peak_by_kind = total, found
+                reading.peak_rss_bytes = max(reading.peak_rss_bytes, total)
 
     def _processor_s(self) -> float:
         """Return the processor time that the tree has used so far, seconds; what a process does in its last moments is not seen."""
         self.look()
         with self._lock:
-            return sum(self._used.values())
+            return sum(self._cpu_s.values())
 
     @contextmanager
     def reading(self) -> Iterator[Reading]:
